@@ -1,0 +1,231 @@
+"""Probability vectors: sharpening, truncation, overlap, residual.
+
+Each function is written once and works on torch tensors, numpy arrays and numpy object arrays of
+`fractions.Fraction`, along the last axis.  Where a function needs an exponential (`softmax`) it takes floats
+only; everything the proofs use is rational.
+
+Letters as in Leviathan, Kalman, Matias (arXiv 2211.17192): `p` is the target's law, `q` the draft's.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from .errors import SpecdecError
+
+Array: TypeAlias = Any
+"""A torch tensor, a numpy array, or a numpy object array of fractions; probabilities along the last axis."""
+
+
+def is_torch(a: Array) -> bool:
+    return type(a).__module__.startswith("torch")
+
+
+def positive_part(a: Array) -> Array:
+    """`max(a, 0)`, elementwise."""
+    return a.clamp(min=0) if is_torch(a) else np.maximum(a, 0)
+
+
+def minimum(a: Array, b: Array) -> Array:
+    """`min(a, b)`, elementwise."""
+    return a.minimum(b) if is_torch(a) else np.minimum(a, b)
+
+
+def normalise(weights: Array) -> Array:
+    """`w / sum(w)` along the last axis.
+
+    >>> from fractions import Fraction as F
+    >>> [str(x) for x in normalise(np.array([F(1), F(2), F(1)]))]
+    ['1/4', '1/2', '1/4']
+    """
+    total = weights.sum(-1)
+    if bool((total == 0).any() if hasattr(total, "any") else total == 0):
+        raise SpecdecError("cannot normalise a vector whose sum is 0: at least one entry must be positive")
+    return weights / (total[..., None] if getattr(total, "ndim", 0) else total)
+
+
+def one_hot(index: Array, like: Array) -> Array:
+    """Point masses at `index` [...], shaped and typed like `like` [..., V]."""
+    if is_torch(like):
+        return like.new_zeros(like.shape).scatter_(-1, index[..., None], 1)
+    result = np.zeros_like(like)
+    np.put_along_axis(result, np.asarray(index)[..., None], like.dtype.type(1) if like.dtype != object else 1, -1)
+    return result
+
+
+# -- from logits to the law that is sampled ------------------------------------------------------------
+
+
+def softmax(logits: Array, temperature: float = 1.0) -> Array:
+    """`exp(z / T) / sum exp(z / T)`; at `T = 0` the point mass on the first maximum.
+
+    Args:
+        logits: floats `[..., V]`; minus infinity means probability 0.
+        temperature: T >= 0.
+
+    >>> softmax(np.log([0.5, 0.3, 0.2])).round(3).tolist()
+    [0.5, 0.3, 0.2]
+    >>> softmax(np.array([1.0, 3.0, 2.0]), temperature=0).tolist()
+    [0.0, 1.0, 0.0]
+    """
+    if temperature == 0:
+        return one_hot(logits.argmax(-1), logits)
+    if is_torch(logits):
+        return (logits / temperature if temperature != 1 else logits).softmax(-1)
+    z = (logits - logits.max(-1, keepdims=True)) / temperature
+    return normalise(np.exp(z))
+
+
+def temper(p: Array, temperature: Any) -> Array:
+    """The law `p` at another temperature: `p^(1/T) / sum p^(1/T)`.
+
+    Under fractions the power `1/T` must be a whole number, so that the result is again rational.
+
+    >>> from fractions import Fraction as F
+    >>> [str(x) for x in temper(np.array([F(2, 3), F(1, 3)]), F(1, 2))]
+    ['4/5', '1/5']
+    """
+    if temperature == 0:
+        return one_hot(p.argmax(-1), p)
+    power = 1 / temperature
+    if p.dtype == object:
+        if power != int(power):
+            raise SpecdecError(f"exact arithmetic needs a whole 1/temperature, got 1/{temperature}: use 1, 1/2, 1/3, ...")
+        power = int(power)
+    return normalise(p**power)
+
+
+def keep_top_k(p: Array, k: int) -> Array:
+    """Keep the `k` most probable tokens (and those that tie with the last of them); renormalise.
+
+    >>> keep_top_k(np.array([0.5, 0.3, 0.2]), 2).round(3).tolist()
+    [0.625, 0.375, 0.0]
+    """
+    if k >= p.shape[-1]:
+        return p
+    if is_torch(p):
+        threshold = p.topk(k, -1).values[..., -1:]
+    else:
+        threshold = np.sort(p, -1)[..., -k : p.shape[-1] - k + 1]
+    return normalise(p * (p >= threshold))
+
+
+def keep_top_p(p: Array, mass: Any) -> Array:
+    """Keep the smallest set of most probable tokens whose mass reaches `mass` (nucleus); renormalise.
+
+    The token that crosses the boundary is kept.  Among equally probable tokens the lower index goes first.
+
+    >>> keep_top_p(np.array([0.5, 0.3, 0.2]), 0.6).round(3).tolist()
+    [0.625, 0.375, 0.0]
+    """
+    if mass >= 1:
+        return p
+    if is_torch(p):
+        ordered, order = p.sort(dim=-1, descending=True, stable=True)
+        keep = (ordered.cumsum(-1) - ordered) < mass
+        return normalise(p * keep.new_zeros(p.shape).scatter(-1, order, keep))
+    order = np.argsort(-p, axis=-1, kind="stable")
+    ordered = np.take_along_axis(p, order, -1)
+    kept = np.zeros(p.shape, bool)
+    np.put_along_axis(kept, order, (ordered.cumsum(-1) - ordered) < mass, -1)
+    return normalise(p * kept)
+
+
+def keep_min_p(p: Array, share: Any) -> Array:
+    """Keep the tokens whose probability is at least `share` times the largest one; renormalise.
+
+    >>> keep_min_p(np.array([0.5, 0.3, 0.2]), 0.5).round(3).tolist()
+    [0.625, 0.375, 0.0]
+    """
+    largest = p.amax(-1, keepdim=True) if is_torch(p) else p.max(-1, keepdims=True)
+    return normalise(p * (p >= share * largest))
+
+
+def warp(
+    logits: Array,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+) -> Array:
+    """The law that is sampled: temperature, then top-k, then top-p, then min-p, as `transformers` orders them.
+
+    Args:
+        logits: floats `[..., V]`.
+        temperature: T >= 0; 0 is the point mass on the maximum.
+        top_k: keep that many tokens (>= 1), None keeps all.
+        top_p: nucleus mass in (0, 1], None keeps all.
+        min_p: share of the largest probability in [0, 1], None keeps all.
+
+    >>> warp(np.log([0.5, 0.3, 0.2]), temperature=0.5, top_k=2).round(3).tolist()
+    [0.735, 0.265, 0.0]
+    """
+    p = softmax(logits, temperature)
+    if temperature == 0:
+        return p
+    if top_k is not None:
+        p = keep_top_k(p, top_k)
+    if top_p is not None:
+        p = keep_top_p(p, top_p)
+    if min_p is not None:
+        p = keep_min_p(p, min_p)
+    return p
+
+
+# -- two laws ------------------------------------------------------------------------------------------
+
+
+def overlap(p: Array, q: Array) -> Array:
+    """`sum_x min(p(x), q(x))`: the probability that a token drawn from q is kept (Theorem 3.5).
+
+    >>> from fractions import Fraction as F
+    >>> str(overlap(np.array([F(1, 3), F(2, 3)]), np.array([F(2, 3), F(1, 3)])))
+    '2/3'
+    """
+    return minimum(p, q).sum(-1)
+
+
+def total_variation(p: Array, q: Array) -> Array:
+    """`1/2 sum_x |p(x) - q(x)|`, which is `1 - overlap` for two laws (Lemma 3.3).
+
+    >>> round(float(total_variation(np.array([0.5, 0.5]), np.array([0.9, 0.1]))), 3)
+    0.4
+    """
+    return abs(p - q).sum(-1) / 2
+
+
+def residual(p: Array, q: Array) -> Array:
+    """`max(p - q, 0) / sum max(p - q, 0)`: the law of the token that replaces a rejected one.
+
+    Where p and q are equal nothing is ever rejected, and p is returned.
+
+    >>> residual(np.array([0.5, 0.3, 0.2]), np.array([0.7, 0.1, 0.2])).tolist()
+    [0.0, 1.0, 0.0]
+    """
+    excess = positive_part(p - q)
+    return normalise(excess) if bool(excess.sum() > 0) else p
+
+
+# -- drawing -------------------------------------------------------------------------------------------
+
+
+def inverse_cdf(law: Array, uniform: float) -> int:
+    """The token that `uniform` in [0, 1) selects: the first whose cumulated probability exceeds it.
+
+    Sums in float64.  A token of probability 0 is never returned, whatever the uniform, also when it is 0.
+
+    >>> [inverse_cdf(np.array([0.0, 0.5, 0.0, 0.5]), u) for u in (0.0, 0.49, 0.5, 0.99)]
+    [1, 1, 3, 3]
+    """
+    if is_torch(law):
+        cumulated = law.double().cumsum(-1)
+        total = cumulated[-1]
+        index = int((cumulated <= uniform * total).sum())
+        last = int((cumulated < total).sum())
+    else:
+        cumulated = np.cumsum(np.asarray(law, float))
+        index = int(np.searchsorted(cumulated, uniform * cumulated[-1], side="right"))
+        last = int(np.searchsorted(cumulated, cumulated[-1]))
+    return min(index, last)

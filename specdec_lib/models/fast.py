@@ -1,0 +1,166 @@
+"""A Llama-family forward pass with few, large operations, for decoding one or a few positions at a time.
+
+`transformers` runs some forty small operations a layer; with a 135 M model on a CPU they cost more time
+than the matrix products.  Here a layer is sixteen: query, key and value in one product, gate and up in
+another, keys and values written in place into a preallocated cache.  On a CPU the weights are laid out once
+for oneDNN (`pack`) instead of at each call, which is what makes checking six positions cost little more than
+checking one: the memory-bound regime that the runtime analysis of the paper assumes.
+
+The result equals the stock model's to float32 rounding; `tests/test_fast.py` holds it to that.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+import torch.nn.functional as F
+
+log = logging.getLogger(__name__)
+
+
+def packed_linears_available() -> bool:
+    """True where torch has the oneDNN operators that `PackedLinear` uses (x86 CPU builds)."""
+    return (
+        torch.backends.mkldnn.is_available()
+        and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    )
+
+
+class PackedLinear:
+    """`y = x W^T + b` with W reordered once for oneDNN; a plain `F.linear` where that operator is missing."""
+
+    ROWS = 8  # the number of rows that the layout is chosen for: a draft of 7 and its bonus position
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, pack: bool = True):
+        self.shape = tuple(weight.shape)
+        self.bias = bias
+        self.packed = bool(pack and weight.device.type == "cpu" and packed_linears_available())
+        if self.packed:
+            self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), self.ROWS)
+        else:
+            if pack and weight.device.type == "cpu":
+                _warn_unpacked()
+            self.weight = weight.contiguous()
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self.packed:
+            return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+        return F.linear(x, self.weight, self.bias)
+
+
+_warned = False
+
+
+def _warn_unpacked() -> None:
+    global _warned
+    if not _warned:
+        log.warning("this torch has no oneDNN prepacked linear: the CPU pass falls back to torch's own, about half as fast")
+        _warned = True
+
+
+class Cache:
+    """Keys and values of one batch, `[layers, batch, kv_heads, capacity, head_dim]`, written in place."""
+
+    def __init__(self, layers: int, batch: int, kv_heads: int, capacity: int, head_dim: int, like: torch.Tensor):
+        shape = (layers, batch, kv_heads, capacity, head_dim)
+        self.keys = torch.zeros(shape, dtype=like.dtype, device=like.device)
+        self.values = torch.zeros(shape, dtype=like.dtype, device=like.device)
+        self.length = 0
+
+    @property
+    def capacity(self) -> int:
+        return self.keys.shape[3]
+
+    def reserve(self, capacity: int) -> None:
+        """Grow to at least `capacity` positions, keeping what is there."""
+        if capacity <= self.capacity:
+            return
+        for name in ("keys", "values"):
+            old = getattr(self, name)
+            new = torch.zeros((*old.shape[:3], capacity, old.shape[4]), dtype=old.dtype, device=old.device)
+            new[:, :, :, : self.length] = old[:, :, :, : self.length]
+            setattr(self, name, new)
+
+
+class FastLlama:
+    """Inference-only Llama / Qwen2 forward pass built from a `transformers` model's weights.
+
+    Args:
+        model: a `LlamaForCausalLM` or `Qwen2ForCausalLM` without sliding window.
+        pack: lay the linear weights out for oneDNN (CPU only).
+    """
+
+    def __init__(self, model: torch.nn.Module, pack: bool = True):
+        config = model.config
+        self.config = config
+        self.heads = config.num_attention_heads
+        self.kv_heads = config.num_key_value_heads
+        self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // self.heads
+        self.eps = config.rms_norm_eps
+        self.embedding = model.get_input_embeddings().weight.detach()
+        self.final_norm = model.model.norm.weight.detach()
+        self.layers = []
+        for layer in model.model.layers:
+            attention, mlp = layer.self_attn, layer.mlp
+            qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
+            bias = torch.cat([p.bias.detach() for p in qkv]) if qkv[0].bias is not None else None
+            self.layers.append(
+                (
+                    layer.input_layernorm.weight.detach(),
+                    PackedLinear(torch.cat([p.weight.detach() for p in qkv]), bias, pack),
+                    PackedLinear(attention.o_proj.weight.detach(), None, pack),
+                    layer.post_attention_layernorm.weight.detach(),
+                    PackedLinear(torch.cat([mlp.gate_proj.weight.detach(), mlp.up_proj.weight.detach()]), None, pack),
+                    PackedLinear(mlp.down_proj.weight.detach(), None, pack),
+                )
+            )
+        self.head = PackedLinear(model.get_output_embeddings().weight.detach(), None, pack)
+        self._rope_source = model.model.rotary_emb
+        self._cos = self._sin = None
+        self._rope(256)
+
+    def _rope(self, length: int) -> None:
+        if self._cos is None or self._cos.shape[0] < length:
+            positions = torch.arange(max(length, 256), device=self.embedding.device)[None]
+            cos, sin = self._rope_source(self.embedding[:1, None], positions)
+            half = self.head_dim // 2
+            sin = torch.cat([-sin[..., :half], sin[..., half:]], -1)  # the sign of rotate_half, folded in
+            self._cos, self._sin = cos[0], sin[0]
+
+    def new_cache(self, batch: int, capacity: int) -> Cache:
+        return Cache(len(self.layers), batch, self.kv_heads, capacity, self.head_dim, self.embedding)
+
+    def hidden(self, ids: torch.Tensor, cache: Cache) -> torch.Tensor:
+        """Feed `ids` [batch, n] after what the cache holds; returns final hidden states [batch, n, width]."""
+        batch, n = ids.shape
+        start, end = cache.length, cache.length + n
+        cache.reserve(end)
+        self._rope(end)
+        heads, kv, dim = self.heads, self.kv_heads, self.head_dim
+        group, half = heads // kv, dim // 2
+        cos, sin = self._cos[start:end, None], self._sin[start:end, None]
+        mask = None
+        if n > 1:  # query j of the block sees everything up to its own position
+            mask = torch.ones(n, end, dtype=torch.bool, device=ids.device).tril(start).repeat(group, 1)
+        x = self.embedding[ids]
+        for i, (norm1, qkv, out, norm2, gate_up, down) in enumerate(self.layers):
+            y = qkv(F.rms_norm(x, (x.shape[-1],), norm1, self.eps)).view(batch, n, heads + 2 * kv, dim)
+            qk = y[:, :, : heads + kv]
+            qk = qk * cos + torch.cat([qk[..., half:], qk[..., :half]], -1) * sin
+            cache.keys[i, :, :, start:end] = qk[:, :, heads:].transpose(1, 2)
+            cache.values[i, :, :, start:end] = y[:, :, heads + kv :].transpose(1, 2)
+            # the query heads that share a key head become extra rows of it
+            q = qk[:, :, :heads].view(batch, n, kv, group, dim).permute(0, 2, 3, 1, 4).reshape(batch, kv, group * n, dim)
+            a = F.scaled_dot_product_attention(q, cache.keys[i, :, :, :end], cache.values[i, :, :, :end], attn_mask=mask)
+            a = a.view(batch, kv, group, n, dim).permute(0, 3, 1, 2, 4).reshape(batch, n, heads * dim)
+            x = x + out(a)
+            g, u = gate_up(F.rms_norm(x, (x.shape[-1],), norm2, self.eps)).chunk(2, -1)
+            x = x + down(F.silu(g) * u)
+        cache.length = end
+        return F.rms_norm(x, (x.shape[-1],), self.final_norm, self.eps)
+
+    def logits(self, ids: torch.Tensor, cache: Cache, last: int = 1) -> torch.Tensor:
+        """Feed `ids` [batch, n]; returns the logits after the last `last` of them, `[batch, last, vocabulary]`."""
+        return self.head(self.hidden(ids, cache)[:, -last:])

@@ -1,0 +1,61 @@
+"""The rule: how many draft tokens are kept, and the law of the token that follows.
+
+A verifier is two functions of the laws and the draft.  They know no model and draw nothing, so the same code
+runs in the decoder (torch), in simulations (numpy) and in proofs (fractions), and is shown in the notebooks.
+
+Shapes, for a draft of `g` tokens over a vocabulary of `V`:
+
+* `p` `[g + 1, V]`: the target's law at each draft position and after the last one;
+* `q` `[g, V]`: the law that each draft token was truly drawn from;
+* `x`: the `g` draft tokens, a sequence of ints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ..distributions import Array
+from ..errors import SpecdecError
+from . import greedy, token
+
+
+@dataclass(frozen=True)
+class Verifier:
+    """A rule, by its two functions.
+
+    Attributes:
+        name: as users write it.
+        accepted: `(p, q, x) -> [P(n = 0), ..., P(n = g)]`, numbers of the type of p's entries, summing to 1.
+        correction: `(p, q, x, n) -> law [V]` of the token after `n` accepted ones.
+        lossless: whether the output law is the target's.
+        source: the publication that states the rule.
+    """
+
+    name: str
+    accepted: Callable[[Array, Array, Sequence[int]], list]
+    correction: Callable[[Array, Array, Sequence[int], int], Array]
+    lossless: bool
+    source: str
+
+
+VERIFIERS = {
+    v.name: v
+    for v in [
+        Verifier("token", token.accepted, token.correction, True, "Leviathan et al., arXiv 2211.17192, Algorithm 1"),
+        Verifier("greedy", greedy.accepted, greedy.correction, True, "Leviathan et al., arXiv 2211.17192, section 2.2"),
+    ]
+}
+
+
+def get_verifier(name: str | Verifier) -> Verifier:
+    """The verifier called `name`; a `Verifier` is returned as it is.
+
+    >>> get_verifier("token").lossless
+    True
+    """
+    if isinstance(name, Verifier):
+        return name
+    if name not in VERIFIERS:
+        raise SpecdecError(f"unknown verifier {name!r}: use one of {', '.join(VERIFIERS)}")
+    return VERIFIERS[name]
