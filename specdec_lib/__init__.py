@@ -1,0 +1,50 @@
+"""A laboratory for lossless draft-then-verify decoding (speculative decoding).
+
+>>> import specdec_lib as sd
+>>> sorted(sd.__all__)[:3]
+['Drafter', 'Generation', 'ModelDrafter']
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .decode import Generation, generate, generate_plain
+    from .drafters import Drafter, ModelDrafter, NGramDrafter, PromptLookupDrafter
+    from .errors import SpecdecError
+    from .models import Pair, load_pair
+
+# Names are imported on first use: torch and transformers take seconds, `import specdec_lib` must not.
+_HOME = {
+    "Drafter": "drafters",
+    "Generation": "decode",
+    "ModelDrafter": "drafters",
+    "NGramDrafter": "drafters",
+    "Pair": "models",
+    "PromptLookupDrafter": "drafters",
+    "SpecdecError": "errors",
+    "generate": "decode",
+    "generate_plain": "decode",
+    "load_pair": "models",
+}
+__all__ = [
+    "Drafter",
+    "Generation",
+    "ModelDrafter",
+    "NGramDrafter",
+    "Pair",
+    "PromptLookupDrafter",
+    "SpecdecError",
+    "generate",
+    "generate_plain",
+    "load_pair",
+]
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -73,15 +73,32 @@ class Cache:
     def capacity(self) -> int:
         return self.keys.shape[3]
 
-    def reserve(self, capacity: int) -> None:
-        """Grow to at least `capacity` positions, keeping what is there."""
-        if capacity <= self.capacity:
+    def reserve(self, needed: int) -> None:
+        """Make room for `needed` positions, keeping what is there."""
+        if needed <= self.capacity:
             return
+        capacity = max(needed, 2 * self.capacity)
         for name in ("keys", "values"):
             old = getattr(self, name)
             new = torch.zeros((*old.shape[:3], capacity, old.shape[4]), dtype=old.dtype, device=old.device)
             new[:, :, :, : self.length] = old[:, :, :, : self.length]
             setattr(self, name, new)
+
+
+def unsupported(model: torch.nn.Module) -> str | None:
+    """Why `FastLlama` cannot stand in for this transformers model; None if it can."""
+    config = model.config
+    if config.model_type not in ("llama", "qwen2"):
+        return f"model type {config.model_type}"
+    if config.hidden_act != "silu":
+        return f"activation {config.hidden_act}"
+    if any(kind != "full_attention" for kind in getattr(config, "layer_types", None) or []):
+        return "sliding-window attention"
+    if model.model.rotary_emb.rope_type not in ("default", "linear", "llama3", "yarn"):
+        return f"rotary positions that change with the length ({model.model.rotary_emb.rope_type})"
+    if any(m.bias is not None for n, m in model.named_modules() if n.endswith(("o_proj", "gate_proj", "down_proj"))):
+        return "biases outside query, key and value"
+    return None
 
 
 class FastLlama:
@@ -117,6 +134,7 @@ class FastLlama:
                 )
             )
         self.head = PackedLinear(model.get_output_embeddings().weight.detach(), None, pack)
+        self.shortlist = getattr(model, "shortlist", None)  # the tokens that the head scores; None means all
         self._rope_source = model.model.rotary_emb
         self._cos = self._sin = None
         self._rope(256)
@@ -129,12 +147,18 @@ class FastLlama:
             sin = torch.cat([-sin[..., :half], sin[..., half:]], -1)  # the sign of rotate_half, folded in
             self._cos, self._sin = cos[0], sin[0]
 
+    @property
+    def device(self) -> torch.device:
+        return self.embedding.device
+
     def new_cache(self, batch: int, capacity: int) -> Cache:
         return Cache(len(self.layers), batch, self.kv_heads, capacity, self.head_dim, self.embedding)
 
     def hidden(self, ids: torch.Tensor, cache: Cache) -> torch.Tensor:
         """Feed `ids` [batch, n] after what the cache holds; returns final hidden states [batch, n, width]."""
         batch, n = ids.shape
+        if n == 0:
+            return self.embedding.new_zeros(batch, 0, self.embedding.shape[1])
         start, end = cache.length, cache.length + n
         cache.reserve(end)
         self._rope(end)
@@ -163,4 +187,12 @@ class FastLlama:
 
     def logits(self, ids: torch.Tensor, cache: Cache, last: int = 1) -> torch.Tensor:
         """Feed `ids` [batch, n]; returns the logits after the last `last` of them, `[batch, last, vocabulary]`."""
-        return self.head(self.hidden(ids, cache)[:, -last:])
+        hidden = self.hidden(ids, cache)
+        if last == 0:
+            return hidden.new_zeros(ids.shape[0], 0, self.config.vocab_size)
+        scores = self.head(hidden[:, hidden.shape[1] - last :])
+        if self.shortlist is None:
+            return scores
+        full = scores.new_full((*scores.shape[:2], self.config.vocab_size), float("-inf"))
+        full[..., self.shortlist] = scores
+        return full

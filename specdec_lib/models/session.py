@@ -1,16 +1,50 @@
-"""The one place that knows how a model remembers a prefix: feed tokens, read logits, roll back."""
+"""A prefix and what a model remembers of it: feed tokens, read logits, roll back.
+
+The only module that knows how transformers keeps its cache.  What it relies on, pinned by
+`tests/test_session.py` on the oldest and the newest release that `pyproject.toml` admits:
+
+* `DynamicCache(config=...)` fits the model, and its `crop(-n)` removes the last `n` positions;
+* `forward` takes that cache as `cache=` (5.24 and later) or as `past_key_values=` (before).
+"""
 
 from __future__ import annotations
 
+import inspect
+from typing import Any, Protocol
+
 import torch
 
+from ..errors import SpecdecError
 from .fast import FastLlama
 
 
-class FastSession:
-    """A prefix held by a `FastLlama`: its cache is written in place, so rolling back only moves a number."""
+class Session(Protocol):
+    """What a decoder needs of a model.  `length` counts the tokens fed and not rolled back."""
 
-    def __init__(self, model: FastLlama, batch: int = 1, capacity: int = 256):
+    @property
+    def length(self) -> int: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def feed(self, ids: torch.Tensor, last: int = 1) -> torch.Tensor:
+        """Append `ids` [batch, n]; return the logits after the last `last` of them, `[batch, last, V]`."""
+        ...
+
+    def rollback(self, length: int) -> None:
+        """Forget everything after the first `length` tokens."""
+        ...
+
+
+def _check_rollback(length: int, held: int) -> None:
+    if not 0 <= length <= held:
+        raise ValueError(f"cannot roll back to length {length}: the session holds {held} tokens")
+
+
+class FastSession:
+    """A session on `FastLlama`: keys and values are written in place, so rolling back only moves a number."""
+
+    def __init__(self, model: FastLlama, batch: int = 1, capacity: int = 512):
         self.model = model
         self.cache = model.new_cache(batch, capacity)
 
@@ -20,15 +54,59 @@ class FastSession:
 
     @property
     def device(self) -> torch.device:
-        return self.model.embedding.device
+        return self.model.device
 
     @torch.inference_mode()
     def feed(self, ids: torch.Tensor, last: int = 1) -> torch.Tensor:
-        if self.length + ids.shape[1] > self.cache.capacity:
-            self.cache.reserve(2 * (self.length + ids.shape[1]))
         return self.model.logits(ids, self.cache, last)
 
     def rollback(self, length: int) -> None:
-        if not 0 <= length <= self.length:
-            raise ValueError(f"cannot roll back to length {length}: the session holds {self.length} tokens")
+        _check_rollback(length, self.length)
         self.cache.length = length
+
+
+class TransformersSession:
+    """A session on any transformers decoder with a cache that can be cropped."""
+
+    def __init__(self, model: Any):
+        from transformers import DynamicCache
+
+        self.model = model
+        self.cache = DynamicCache(config=model.config)
+        name = type(model).__name__
+        if any(getattr(self.cache, "is_sliding", [])) or any(getattr(self.cache, "is_linear", [])):
+            raise SpecdecError(
+                f"{name} keeps a sliding-window or recurrent state, which cannot be rolled back here: "
+                "use a model with full attention"
+            )
+        parameters = inspect.signature(model.forward).parameters
+        self._keyword = "cache" if "cache" in parameters else "past_key_values"
+        if self._keyword not in parameters:
+            raise SpecdecError(f"{name} takes no cache in its forward pass: use a decoder-only language model")
+        self._keeps_logits = "logits_to_keep" in parameters
+
+    @property
+    def length(self) -> int:
+        return self.cache.get_seq_length()
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @torch.inference_mode()
+    def feed(self, ids: torch.Tensor, last: int = 1) -> torch.Tensor:
+        keep = {"logits_to_keep": max(last, 1)} if self._keeps_logits else {}
+        out = self.model(input_ids=ids, use_cache=True, **{self._keyword: self.cache}, **keep)
+        return out.logits[:, out.logits.shape[1] - last :]
+
+    def rollback(self, length: int) -> None:
+        _check_rollback(length, self.length)
+        if length < self.length:
+            self.cache.crop(length - self.length)
+
+
+def open_session(model: Any, batch: int = 1, capacity: int = 512) -> Session:
+    """An empty session on a `FastLlama` or on a transformers model."""
+    if isinstance(model, FastLlama):
+        return FastSession(model, batch, capacity)
+    return TransformersSession(model)

