@@ -130,7 +130,9 @@ def locked(parent: Path, report: Callable[[str], object]) -> Iterator[None]:
             report("another fetch is running: waiting for it")
             lock.acquire()
     except (OSError, NotImplementedError) as error:
-        raise SpecdecError(f"cannot write to {parent} ({error}): set SPECDEC_HOME to a folder on a local disk") from None
+        raise SpecdecError(
+            f"cannot write to {parent} ({error}): set SPECDEC_HOME to a folder on a local disk"
+        ) from None
     try:
         yield
     finally:
