@@ -1,26 +1,414 @@
 """The runtime analysis: what a draft gains, what it costs, and the terms that the theorem leaves out.
 
 Letters of Leviathan, Kalman, Matias (arXiv 2211.17192v2): `alpha` is the acceptance rate, `gamma` the number of
-draft tokens a round.  The unit of time is *one target pass over one position*; so the cost coefficient `c` is the
-time of one draft pass, `v(n)` the time of a target pass over `n` positions, and prefill counts target passes too.
-Whatever the decoder adds to a pass (sampling, the rule, book-keeping) belongs to the pass that is timed.
+draft tokens a round.  The unit of time is *one target pass over one position*; so `cost_coefficient` (c) is the
+time of one draft pass, `v(n)` the time of a target pass over `n` positions, and prefill is counted in target
+passes.  What a decoder adds to a pass (sampling, the rule, book-keeping) belongs to the pass that is timed.
 
-Two families:
+* *Plain* functions take numbers or arrays `alpha`, `gamma`, `cost_coefficient` and broadcast them.
+* *Extended* functions take `alphas` `[..., gamma]`: the chance that draft token `i` is accepted once the `i - 1`
+  before it were.  Leading axes are texts, or any other batch, and broadcast with the other arguments.
+* `verification_cost` is a number (any pass over two or more positions; one position costs 1), a table whose entry
+  `n - 1` is `v(n)`, or a function of `n`.
 
-* *plain* functions take numbers or arrays `alpha`, `gamma`, `cost_coefficient`, and broadcast them;
-* *extended* functions take `alphas` `[..., gamma]`, the acceptance at draft position `i` given that the `i - 1`
-  tokens before it were accepted; leading axes are a batch (of texts, say) and broadcast with the other arguments.
-
-Derived in `notebooks/04_cost_versus_acceptance`.
+Numbers give a float, arrays a float64 array.  `SpecdecError` is raised on an alpha outside [0, 1] (or NaN), a
+negative cost, a gamma that is not a whole number >= 1.  Derived in `notebooks/04_cost_versus_acceptance`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
-from .acceptance_rate import pooled_alpha, survival
+from .acceptance import (  # noqa: F401  (where alpha comes from is part of the theory: offered from here too)
+    AcceptanceEstimate,
+    Number,
+    acceptance_by_position,
+    acceptance_from_laws,
+    acceptance_from_trace,
+    as_given,
+    block_efficiency_by_position,
+    checked,
+    classical_rejection_rate,
+    pooled_alpha,
+    rate,
+    repeat_alpha,
+    survival,
+    whole,
+)
 from .errors import SpecdecError
+
+
+def _cost(cost: Number, name: str = "cost_coefficient") -> np.ndarray:
+    return checked(name, cost, lambda a: (a >= 0) & (a < np.inf), "a finite number >= 0")
+
+
+def verification_time(verification_cost: Any, positions: Number) -> np.ndarray:
+    """`v(n)` for each entry of `positions`, in target passes over one position.
+
+    >>> verification_time(1.2, [1, 2, 3]).tolist(), verification_time([1.0, 1.1, 1.3], 3).tolist()
+    ([1.0, 1.2, 1.2], 1.3)
+    """
+    n = whole(positions, "the number of positions")
+    if callable(verification_cost):
+        times = np.vectorize(verification_cost, otypes=[float])(n)
+    elif np.ndim(verification_cost) == 0:
+        times = np.where(n == 1, 1.0, checked("verification_cost", verification_cost, np.isfinite, "a number > 0"))
+    else:
+        table = np.asarray(verification_cost, float)
+        if table.ndim != 1 or n.max() > table.size:
+            need = f"v({n.max()}) is needed: pass v(1), v(2), ..., v(gamma + 1)"
+            raise SpecdecError(f"verification_cost has shape {table.shape} but {need}")
+        times = table[n - 1]
+    return checked("verification_cost", times, lambda v: (v > 0) & (v < np.inf), "finite times > 0")
+
+
+# -- the theorem and its neighbours --------------------------------------------------------------------
+
+
+def block_efficiency(alpha: Number, gamma: Number) -> Any:
+    """Expected tokens per target pass, `(1 - alpha^(gamma+1)) / (1 - alpha)`: equation (1).
+
+    Counts the correction or bonus token, so it runs from 1 (alpha = 0) to `gamma + 1` (alpha = 1).
+
+    >>> round(block_efficiency(0.8, 5), 2), block_efficiency([0.0, 1.0], 7).tolist()
+    (3.69, [1.0, 8.0])
+    """
+    a, g = np.broadcast_arrays(rate(alpha), whole(gamma))
+    certain = a == 1
+    other = np.where(certain, 0.5, a)
+    with np.errstate(divide="ignore"):  # log 0 = -inf is the right limit; expm1 keeps the digits near alpha = 1
+        tokens = -np.expm1((g + 1) * np.log(other)) / (1 - other)
+    return as_given(np.where(certain, g + 1.0, tokens))
+
+
+def improvement_factor(alpha: Number, gamma: Number, cost_coefficient: Number = 0, verification_cost: Any = 1.0) -> Any:
+    """Expected speed against plain decoding, `block_efficiency / (gamma c + v(gamma + 1))`.
+
+    With `v = 1` it is Theorem 3.8.  Long texts are assumed; `extended_improvement_factor` drops that.
+
+    >>> improvement_factor([0.6, 0.7, 0.9], [2, 3, 10]).round(2).tolist()  # Table 1
+    [1.96, 2.53, 6.86]
+    >>> round(improvement_factor(0.75, 7, 0.02), 1)  # Table 4: T5-small, EnDe, T = 0
+    3.2
+    """
+    time = whole(gamma) * _cost(cost_coefficient) + verification_time(verification_cost, whole(gamma) + 1)
+    return as_given(block_efficiency(alpha, gamma) / time)
+
+
+def operations_factor(alpha: Number, gamma: Number, operations_coefficient: Number = 0.0) -> Any:
+    """Expected growth of arithmetic operations, `(gamma c^ + gamma + 1) / block_efficiency`: Theorem 3.11.
+
+    `operations_coefficient` (c^) is the draft's operations per token relative to the target's (Definition 3.10).
+
+    >>> operations_factor([0.6, 0.7, 0.9], [2, 3, 10]).round(2).tolist()  # Table 1
+    [1.53, 1.58, 1.6]
+    """
+    spent = whole(gamma) * _cost(operations_coefficient, "operations_coefficient") + whole(gamma) + 1
+    return as_given(spent / block_efficiency(alpha, gamma))
+
+
+def drafting_helps(alpha: Number, cost_coefficient: Number) -> Any:
+    """Whether some `gamma` makes Theorem 3.8 exceed 1: exactly when `alpha > c`.
+
+    Corollary 3.9 states "if".  "Only if" holds too: at `alpha <= c` a draft of gamma tokens costs `gamma c` and
+    brings `alpha + ... + alpha^gamma <= gamma alpha`.
+
+    >>> drafting_helps([0.05, 0.2], 0.1).tolist()
+    [False, True]
+    """
+    return as_given(rate(alpha) > _cost(cost_coefficient))
+
+
+def improvement_lower_bound(alpha: Number, cost_coefficient: Number) -> Any:
+    """`(1 + alpha) / (1 + c)`: what gamma = 1 gives, hence no more than the best gamma gives (Corollary 3.9).
+
+    >>> improvement_lower_bound(0.5, 0.0), round(improvement_lower_bound(0.75, 0.02), 2)
+    (1.5, 1.72)
+    """
+    return as_given((1 + rate(alpha)) / (1 + _cost(cost_coefficient)))
+
+
+def oracle_block_efficiency(alpha: Number) -> Any:
+    """`1 / (1 - alpha)`: tokens per target pass when an oracle ends each draft where it fails (section 3.5).
+
+    >>> oracle_block_efficiency([0.2, 0.8, 1.0]).round(2).tolist()  # 0.2: the bigram of section 3.6
+    [1.25, 5.0, inf]
+    """
+    return oracle_improvement_factor(alpha, 0.0)
+
+
+def oracle_improvement_factor(alpha: Number, cost_coefficient: Number) -> Any:
+    """`1 / (1 - alpha + c alpha)`: the oracle's speed when it pays for the `alpha / (1 - alpha)` tokens it keeps.
+
+    No fixed gamma does better.  The paper says that the gain over the best fixed gamma is up to about 60 %;
+    with this charge it is at most 55 % on the grid of Figure 3 continued to alpha = 0.95:
+
+    >>> best = improvement_factor(0.95, optimal_gamma(0.95, 0.05), 0.05)
+    >>> round(oracle_improvement_factor(0.95, 0.05) / best - 1, 3)
+    0.554
+    """
+    with np.errstate(divide="ignore"):
+        a = rate(alpha)
+        return as_given(np.divide(1.0, (1 - a) + _cost(cost_coefficient) * a))
+
+
+def optimal_gamma(
+    alpha: Number, cost_coefficient: Number, verification_cost: Any = 1.0, longest: int | None = None
+) -> Any:
+    """The draft length with the largest `improvement_factor`, exactly; 0 where none beats plain decoding.
+
+    For a number `v` one more token pays while its chance exceeds its cost at the present speed,
+    `alpha^(gamma+1) > c * factor(gamma)`.  The left side falls, and once it is smaller it stays smaller, so the
+    first gamma that fails is the maximiser and no longer draft need be looked at.  That gamma does not exist at
+    c = 0 or alpha = 1 (`c < v`): give `longest` there.  A table bounds the search by its length; for a function
+    `v` give `longest`; both are searched whole, because their factor may have several maxima.
+
+    >>> optimal_gamma(0.9, [0.01, 0.02, 0.05, 0.1]).tolist()  # Figure 3, right end
+    [24, 19, 13, 10]
+    >>> optimal_gamma(0.5, [0.01, 0.02, 0.05, 0.1]).tolist(), optimal_gamma(0.05, 0.1)  # left end; not worth it
+    ([5, 4, 3, 2], 0)
+    """
+    a, c = np.broadcast_arrays(rate(alpha), _cost(cost_coefficient))
+    limit = np.inf if longest is None else int(whole(longest, "longest"))
+    if not callable(verification_cost) and np.ndim(verification_cost) == 0:
+        v = float(verification_time(verification_cost, 2))
+        if longest is None and np.any(((c == 0) & (a > 0)) | ((a == 1) & (c < v))):
+            raise SpecdecError("no draft length is the best at cost_coefficient 0 or alpha 1: give the longest allowed")
+        gamma = np.ones(a.shape, int)
+        while np.any(longer := (a ** (gamma + 1.0) > c * improvement_factor(a, gamma, c, v)) & (gamma < limit)):
+            gamma = gamma + longer
+    else:
+        limit = min(limit, np.inf if callable(verification_cost) else np.size(verification_cost) - 1)
+        if limit == np.inf:
+            raise SpecdecError("verification_cost is a function, which bounds nothing: give the longest draft allowed")
+        candidates = np.arange(1, int(whole(limit, "the longest draft that verification_cost covers")) + 1)
+        gamma = 1 + np.argmax(improvement_factor(a[..., None], candidates, c[..., None], verification_cost), -1)
+    return as_given(np.where(improvement_factor(a, gamma, c, verification_cost) > 1, gamma, 0))
+
+
+# -- what the theorem leaves out -----------------------------------------------------------------------
+
+
+def _round_costs(alphas: Number, cost_coefficient: Number, verification_cost: Any) -> np.ndarray:
+    """`[..., gamma + 1]`: the time of a round that drafts `g = 0..gamma` tokens, `g c + v(g + 1)`."""
+    drafts = np.arange(survival(alphas).shape[-1])
+    return _cost(cost_coefficient)[..., None] * drafts + verification_time(verification_cost, drafts + 1)
+
+
+def _expected_totals(alphas: Number, costs: np.ndarray, tokens: int) -> np.ndarray:
+    """`E[..., n]`, `n = 0..tokens`: the expected sum of `costs[..., g]` over the rounds that write n tokens.
+
+    With n tokens to go a round drafts `g = min(gamma, n - 1)`, since its own token comes on top, and leaves
+    `n - k` with probability `P(k)`: `E(n) = costs(g) + sum_{k=1}^{g+1} P(k) E(n - k)`.
+    """
+    s = survival(alphas)
+    gamma = s.shape[-1] - 1
+    shape = np.broadcast_shapes(s.shape[:-1], costs.shape[:-1])
+    totals = np.zeros((*shape, tokens + 1))
+    for n in range(1, tokens + 1):
+        g = min(gamma, n - 1)
+        law = s[..., : g + 1].copy()  # P(k) = S_{k-1} - S_k, and P(g + 1) = S_g
+        law[..., :-1] -= s[..., 1 : g + 1]
+        totals[..., n] = costs[..., g] + (law * totals[..., n - 1 - g : n][..., ::-1]).sum(-1)
+    return totals
+
+
+def _at(totals: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """`totals[..., tokens]`, with `tokens` broadcast against the leading axes."""
+    shape = np.broadcast_shapes(totals.shape[:-1], tokens.shape)
+    index = np.broadcast_to(tokens, shape)[..., None]
+    return np.take_along_axis(np.broadcast_to(totals, (*shape, totals.shape[-1])), index, -1)[..., 0]
+
+
+def expected_rounds(alphas: Number, tokens: Number) -> Any:
+    """Expected number of target passes that write exactly `tokens` tokens, the last drafts cut to what is left.
+
+    Exact, by a recursion over the tokens left; acceptances are independent, equal or not.  At alpha = 1 it is
+    `ceil(tokens / (gamma + 1))`, at alpha = 0 it is `tokens`.
+
+    >>> expected_rounds([0.5], [1, 2, 3]).tolist()  # E(2) = 1 + 0.5 E(1), E(3) = 1 + 0.5 E(2) + 0.5 E(1)
+    [1.0, 1.5, 2.25]
+    """
+    n = whole(tokens, "tokens")
+    return as_given(_at(_expected_totals(alphas, np.ones(survival(alphas).shape[-1]), int(n.max())), n))
+
+
+def expected_time(alphas: Number, tokens: Number, cost_coefficient: Number, verification_cost: Any = 1.0) -> Any:
+    """Expected time, in target passes, of writing exactly `tokens` tokens with drafts; prefill not included.
+
+    Plain decoding takes `tokens`.  Over several texts add the times, not the ratios.
+
+    >>> expected_time([0.5], 2, 0.1)  # a round with one draft token, then with 0.5 a round without one
+    1.6
+    """
+    n = whole(tokens, "tokens")
+    costs = _round_costs(alphas, cost_coefficient, verification_cost)
+    return as_given(_at(_expected_totals(alphas, costs, int(n.max())), n))
+
+
+def extended_improvement_factor(
+    alphas: Number,
+    cost_coefficient: Number,
+    verification_cost: Any = 1.0,
+    tokens: Number | None = None,
+    prefill_target: Number = 0.0,
+    prefill_draft: Number = 0.0,
+) -> Any:
+    """Theorem 3.8 with `v(n)`, acceptance by position, finite length and prefill.
+
+    `(P_target + N) / (P_target + P_draft + expected_time(N))`, and for `tokens=None` the limit of long texts,
+    `block_efficiency_by_position / (gamma c + v(gamma + 1))`.
+
+    Args:
+        tokens: N >= 1, new tokens written by rounds.  A decoder whose prefill yields the first token writes one less.
+        prefill_target, prefill_draft: time spent before the first round, in target passes.  A loading time, shared
+            among the texts it serves, adds to them.
+
+    >>> alphas = repeat_alpha(0.75, 7)
+    >>> round(extended_improvement_factor(alphas, 0.02), 2)
+    3.16
+    >>> extended_improvement_factor(alphas, 0.02, 1.0, [8, 32, 128], prefill_target=4, prefill_draft=1).round(2)
+    array([1.5 , 2.3 , 2.87])
+    """
+    if tokens is None:
+        time = _round_costs(alphas, cost_coefficient, verification_cost)[..., -1]
+        return as_given(block_efficiency_by_position(alphas) / time)
+    before, extra = _cost(prefill_target, "prefill_target"), _cost(prefill_draft, "prefill_draft")
+    drafted = before + extra + expected_time(alphas, tokens, cost_coefficient, verification_cost)
+    return as_given((before + whole(tokens, "tokens")) / drafted)
+
+
+def extended_optimal_gamma(
+    alphas: Number, cost_coefficient: Number, verification_cost: Any = 1.0, **finite: Any
+) -> Any:
+    """The draft length with the largest `extended_improvement_factor`; 0 where none beats plain decoding.
+
+    All of `1..alphas.shape[-1]` are tried: beyond the positions whose acceptance is given nothing is known, and a
+    draft of `tokens` or more is cut anyway.  `finite` as in `extended_improvement_factor`.
+
+    >>> alphas = repeat_alpha(0.8, 20)
+    >>> extended_optimal_gamma(alphas, 0.05), extended_optimal_gamma(alphas, 0.05, tokens=6)
+    (8, 5)
+    >>> extended_optimal_gamma(alphas, 0.05, lambda n: 1 + 0.1 * (n - 1))  # checking is not free
+    5
+    """
+    lengths = range(1, survival(alphas).shape[-1])
+    a = np.asarray(alphas, float)
+    factors = [extended_improvement_factor(a[..., :g], cost_coefficient, verification_cost, **finite) for g in lengths]
+    table = np.stack([np.ones(np.shape(factors[0])), *map(np.asarray, factors)], -1)
+    return as_given(np.argmax(table, -1))
+
+
+def break_even_tokens(
+    alphas: Number, cost_coefficient: Number, verification_cost: Any = 1.0, prefill_draft: float = 0.0
+) -> int | None:
+    """The number of new tokens from which on drafting pays for the draft's prefill and loading; None if never.
+
+    Looks at up to 4096 tokens; `alphas` `[gamma]`.  The target's own prefill is paid either way.
+
+    >>> break_even_tokens(repeat_alpha(0.75, 7), 0.02, prefill_draft=10.0)
+    16
+    """
+    costs = _round_costs(alphas, cost_coefficient, verification_cost)
+    times = _expected_totals(alphas, costs, 4096) + _cost(prefill_draft, "prefill_draft")
+    last_loss = int(np.flatnonzero(times >= np.arange(times.size))[-1])  # n = 0 never pays
+    return last_loss + 1 if last_loss < 4096 else None
+
+
+def batch_improvement_factor(alphas: Number, cost_coefficient: Number, verification_cost: Any = 1.0) -> Any:
+    """Throughput of a batch whose rows keep what each accepted: `mean_b block_efficiency_b / (gamma c + v(gamma+1))`.
+
+    A round takes one shared time; c and v are measured at this batch size, against one plain step of the batch.
+
+    Args:
+        alphas: `[..., B, gamma]`, a row of the batch each.
+
+    >>> round(batch_improvement_factor([[0.9, 0.9], [0.1, 0.1]], 0.05), 2)  # (2.71 + 1.11) / 2 / 1.1
+    1.74
+    """
+    if np.ndim(alphas) < 2:
+        raise SpecdecError("alphas must be [batch, gamma]: one row per text")
+    time = _round_costs(alphas, cost_coefficient, verification_cost)[..., -1]
+    return as_given(np.mean(block_efficiency_by_position(alphas), -1) / time)
+
+
+def roofline_verification_cost(positions: Number, critical_positions: Number, batch: Number = 1) -> Any:
+    """`v(n)` when a pass takes the longer of reading the weights and computing: `max(1, nB/n*) / max(1, B/n*)`.
+
+    `critical_positions` (n*) is where both take equally long: (bytes of weights / bandwidth) / (operations per
+    position / arithmetic rate).  Up to n* positions in all rows together, checking is free.
+
+    >>> roofline_verification_cost([1, 6, 12], 8), roofline_verification_cost(6, 8, batch=16)
+    (array([1. , 1. , 1.5]), 6.0)
+    """
+    n, b = whole(positions, "positions"), whole(batch, "batch")
+    critical = checked("critical_positions", critical_positions, lambda x: x > 0, "a number > 0")
+    return as_given(np.maximum(1, n * b / critical) / np.maximum(1, b / critical))
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The theorem beside the extended model.
+
+    Attributes:
+        gamma: draft length.
+        alpha: the acceptance rate the theorem was given: pooled where it was measured by position.
+        block_efficiency, extended_block_efficiency: expected tokens per target pass, in either model.
+        factors: the improvement factor as the terms are added one by one, from "theorem" to the last.
+    """
+
+    gamma: int
+    alpha: float
+    block_efficiency: float
+    extended_block_efficiency: float
+    factors: dict[str, float]
+
+    @property
+    def theorem(self) -> float:
+        """Theorem 3.8."""
+        return self.factors["theorem"]
+
+    @property
+    def extended(self) -> float:
+        """All terms together."""
+        return list(self.factors.values())[-1]
+
+
+def predict(
+    alpha: Number,
+    gamma: int,
+    cost_coefficient: float,
+    verification_cost: Any = 1.0,
+    tokens: int | None = None,
+    prefill_target: float = 0.0,
+    prefill_draft: float = 0.0,
+) -> Prediction:
+    """Speed for one measured setting, plain theorem and extended model side by side.
+
+    Args:
+        alpha: a number, or `[>= gamma]` by draft position (the first `gamma` are used).
+        others: as in `extended_improvement_factor`; without `tokens` the text is taken as long.
+
+    >>> p = predict([0.7, 0.8, 0.9], 3, 0.05, [1.0, 1.1, 1.15, 1.2], tokens=32, prefill_target=3, prefill_draft=1)
+    >>> {name: round(factor, 2) for name, factor in p.factors.items()}  # doctest: +NORMALIZE_WHITESPACE
+    {'theorem': 2.49, 'verification cost': 2.12, 'acceptance by position': 2.05, 'last rounds': 2.0, 'prefill': 1.75}
+    """
+    length = int(whole(gamma))
+    alphas = repeat_alpha(alpha, length) if np.ndim(alpha) == 0 else rate(alpha)[:length]
+    if alphas.shape != (length,):
+        raise SpecdecError(f"alpha has shape {np.shape(alpha)}, gamma is {length}: pass a number or one per position")
+    mean = pooled_alpha(alphas)
+    costs = (cost_coefficient, verification_cost)
+    factors = {
+        "theorem": improvement_factor(mean, length, cost_coefficient),
+        "verification cost": improvement_factor(mean, length, *costs),
+        "acceptance by position": extended_improvement_factor(alphas, *costs),
+    }
+    if tokens is not None:
+        factors["last rounds"] = extended_improvement_factor(alphas, *costs, tokens)
+        factors["prefill"] = extended_improvement_factor(alphas, *costs, tokens, prefill_target, prefill_draft)
+    extended = block_efficiency_by_position(alphas) if tokens is None else tokens / expected_rounds(alphas, tokens)
+    return Prediction(length, mean, block_efficiency(mean, length), extended, factors)
