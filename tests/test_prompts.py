@@ -142,10 +142,12 @@ def test_an_edited_file_is_read_anew_even_with_the_same_size_and_time(write):
 
 def test_reading_files_is_quiet_leaves_nothing_and_asks_nobody(write, tmp_path, monkeypatch, capfd):
     import datasets
+    import huggingface_hub
 
     asked = []
     monkeypatch.setattr(socket, "getaddrinfo", lambda *a, **k: asked.append(a) or [])
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    for library in (datasets.config, huggingface_hub.constants):  # as for a user, not as for the other tests
+        monkeypatch.setattr(library, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.chdir(tmp_path)
     datasets.enable_progress_bars()
