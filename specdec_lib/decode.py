@@ -190,8 +190,7 @@ def generate(
     """
     if pair.draft is None:
         raise SpecdecError("this pair has no draft: set Pair(draft=...), or call generate_plain")
-    if isinstance(gamma, bool) or not isinstance(gamma, int) or gamma < 1:
-        raise SpecdecError(f"gamma must be a whole number >= 1, got {gamma!r}: use generate_plain to decode without drafts")
+    check_lengths(gamma, max_new_tokens)
     sampling = Sampling(temperature, top_k, top_p, min_p)
     rule = get_verifier(verifier)
     if rule.name == "greedy" and not sampling.greedy:
@@ -215,9 +214,18 @@ def generate_plain(
     on_round: Callable[[Round], None] | None = None,
 ) -> Generation:
     """Decode one token a target pass: the baseline of the same target.  Arguments as in `generate`."""
+    check_lengths(1, max_new_tokens)
     sampling = Sampling(temperature, top_k, top_p, min_p)
     rule = get_verifier("greedy" if sampling.greedy else "token")
     return _run(pair, prompts, None, 0, max_new_tokens, sampling, rule, seed, eos, on_round)
+
+
+def check_lengths(gamma: int, max_new_tokens: int) -> None:
+    """Refuse a draft length below 1 and a negative number of tokens."""
+    if isinstance(gamma, bool) or not isinstance(gamma, int) or gamma < 1:
+        raise SpecdecError(f"gamma must be a whole number >= 1, got {gamma!r}: use generate_plain to decode without drafts")
+    if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 0:
+        raise SpecdecError(f"max_new_tokens must be a whole number >= 0, got {max_new_tokens!r}")
 
 
 def _run(
@@ -232,8 +240,6 @@ def _run(
     eos: list[int] | None,
     on_round: Callable[[Round], None] | None,
 ) -> Generation:
-    if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 0:
-        raise SpecdecError(f"max_new_tokens must be a whole number >= 0, got {max_new_tokens!r}")
     encoded = [pair.encode(p) for p in as_list(prompts)]
     limit = context_length(pair.target)
     for ids in encoded:

@@ -88,7 +88,7 @@ class Cache:
 def unsupported(model: torch.nn.Module) -> str | None:
     """Why `FastLlama` cannot stand in for this transformers model; None if it can."""
     config = model.config
-    if config.model_type not in ("llama", "qwen2"):
+    if config.model_type not in ("llama", "qwen2", "shortlist_llama"):
         return f"model type {config.model_type}"
     if config.hidden_act != "silu":
         return f"activation {config.hidden_act}"
@@ -135,6 +135,7 @@ class FastLlama:
             )
         self.head = PackedLinear(model.get_output_embeddings().weight.detach(), None, pack)
         self.shortlist = getattr(model, "shortlist", None)  # the tokens that the head scores; None means all
+        self.token_index = getattr(model, "token_index", None)  # the embedding that each token is read as
         self._rope_source = model.model.rotary_emb
         self._cos = self._sin = None
         self._rope(256)
@@ -168,7 +169,7 @@ class FastLlama:
         mask = None
         if n > 1:  # query j of the block sees everything up to its own position
             mask = torch.ones(n, end, dtype=torch.bool, device=ids.device).tril(start).repeat(group, 1)
-        x = self.embedding[ids]
+        x = self.embedding[ids if self.token_index is None else self.token_index[ids]]
         for i, (norm1, qkv, out, norm2, gate_up, down) in enumerate(self.layers):
             y = qkv(F.rms_norm(x, (x.shape[-1],), norm1, self.eps)).view(batch, n, heads + 2 * kv, dim)
             qk = y[:, :, : heads + kv]

