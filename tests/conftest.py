@@ -33,7 +33,7 @@ def tiny_folder(tmp_path_factory):
     made = {}
 
     def make(kind: str, seed: int = 0, **settings):
-        key = (kind, seed, *sorted(settings.items()))
+        key = f"{kind} {seed} {settings}"
         if key not in made:
             path = tmp_path_factory.mktemp("tiny") / kind
             tokenizer = tiny_tokenizer(kind)
