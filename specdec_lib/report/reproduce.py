@@ -1,0 +1,247 @@
+"""The main job: run the notebooks of a profile, keep what is finished, say what holds.
+
+Each notebook runs into a temporary folder inside the results; when it has ended, its outputs replace the old ones
+and its run record, `<notebook>.run.json`, is written last.  So an interrupted run loses nothing that was finished,
+and results are never a mixture of two runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ..errors import SpecdecError
+from .claims import broken, collect, count, markdown, table_row, to_json
+from .environment import environment, versions
+from .folder import write_text
+
+ROOT = Path(__file__).resolve().parents[2]
+DATA_FOLDERS = ("paper", "drafts", "prompts")
+
+
+def reproduce(
+    profile: str = "cpu",
+    notebooks: Sequence[str] | None = None,
+    force: bool = False,
+    results: str | Path | None = None,
+    *,
+    root: Path = ROOT,
+) -> int:
+    """Run the notebooks of a profile, one after the other, and leave the report in the results folder.
+
+    One at a time, because many of them measure time.  A notebook that is unchanged since a finished run (its text,
+    its parameters, the library, the data, the models, the versions) is skipped.  A notebook that fails does not
+    stop the others: what it had executed is kept.
+
+    Args:
+        profile: `smoke`, `cpu`, `full`, `gpu`: a file of `notebooks/profiles/`.
+        notebooks: run only these (stems or file names); None runs all that the profile lists.
+        force: run also what is unchanged.
+        results: the folder to write; None is `results/<profile>`.
+        root: the checkout: `notebooks/`, `specdec_lib/`, `data/`.
+
+    Returns:
+        The exit status: 0; 1 when a notebook failed or a claim that must hold does not; 130 after Ctrl-C.
+
+    Raises:
+        SpecdecError: before anything runs: unknown profile, notebook or parameter, a value of the wrong type, the
+            notebook tools are not installed, the results folder cannot be written.
+    """
+    missing = [name for name in ("papermill", "nbconvert", "ipykernel") if find_spec(name) is None]
+    if missing:
+        raise SpecdecError(f"{', '.join(missing)} not installed: pip install 'specdec-lab[notebooks]'")
+    from .board import Board
+    from .profiles import load_profile, select
+
+    root = root.resolve()  # the kernels work in another folder
+    plan = load_profile(profile, root / "notebooks")
+    stems = select(plan, notebooks)
+    folder = Path(results).expanduser().resolve() if results else root / "results" / profile
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise SpecdecError(f"cannot write results to {folder} ({error.strerror}): choose another folder") from None
+
+    remove_leftovers(folder)
+    surroundings = state_of(root)
+    skipped: set[str] = set()
+    done: list[str] = []
+    interrupted = False
+    with Board(stems) as board:
+        try:
+            for stem in stems:
+                source, parameters = root / "notebooks" / f"{stem}.ipynb", plan.notebooks[stem]
+                cells = essence(source)
+                fingerprint = digest(cells, parameters, surroundings)
+                record = read_record(folder, stem)
+                if not force and record.get("state") == "ok" and record.get("fingerprint") == fingerprint:
+                    skipped.add(stem)
+                    board.finished(stem, "unchanged", record["seconds"])
+                else:
+                    on_cell = board.started(stem, len(cells))
+                    record = run(source, parameters, plan.timeout, folder, fingerprint, on_cell)
+                    board.finished(stem, record["state"], record["seconds"], record["error"])
+                done.append(stem)
+        except KeyboardInterrupt:
+            interrupted = True
+
+    if set(done) - skipped or not (folder / "environment.json").exists():
+        write_text(folder / "environment.json", to_json(environment()))
+    rows = collect(folder)
+    write_index(folder, profile, list(plan.notebooks), skipped, rows)
+    held, counted = count(rows)
+    print(f"{held} of {counted} claims hold on this machine. Report: {relative(folder / 'index.html')}")
+    if interrupted:
+        print(f"interrupted. Finished: {', '.join(done) or 'none'}. The same command goes on with {stems[len(done)]}.")
+        return 130
+    failing = [row for row in broken(rows) if row["notebook"] in done]
+    for row in failing:
+        print(f"must hold and does not: {row['id']} ({row['notebook']}): {row['statement']}")
+    return int(bool(failing) or any(read_record(folder, stem)["state"] != "ok" for stem in done))
+
+
+# -- one notebook --------------------------------------------------------------------------------------
+
+
+def run(
+    source: Path,
+    parameters: dict[str, Any],
+    timeout: float | None,
+    folder: Path,
+    fingerprint: str,
+    on_cell: Callable[[int], None],
+) -> dict:
+    """Execute `source` and publish its outputs in `folder`; return its run record."""
+    from .runner import execute
+
+    start = time.perf_counter()
+    prefix = f".running-{os.getpid()}-"
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=folder, ignore_cleanup_errors=True) as temporary:
+        stage = Path(temporary)
+        error = execute(source, stage, parameters, timeout, on_cell)
+        record = {
+            "notebook": source.stem,
+            "state": "failed" if error else "ok",
+            "seconds": round(time.perf_counter() - start, 1),
+            "error": error,
+            "parameters": parameters,
+            "fingerprint": fingerprint,
+        }
+        publish(stage, folder, source.stem)
+    write_text(record_path(folder, source.stem), to_json(record))
+    return record
+
+
+def publish(stage: Path, folder: Path, stem: str) -> None:
+    """Replace all that an earlier run of this notebook left by what this one made.  The old record goes first."""
+    record_path(folder, stem).unlink(missing_ok=True)
+    moves = {
+        stage / "claims.json": folder / "claims" / f"{stem}.json",
+        stage / "figures": folder / "figures" / stem,
+        stage / "tables": folder / "tables" / stem,
+        stage / f"{stem}.html": folder / f"{stem}.html",
+        stage / f"{stem}.ipynb": folder / f"{stem}.ipynb",
+    }
+    for made, place in moves.items():
+        if place.is_dir():
+            shutil.rmtree(place)
+        else:
+            place.unlink(missing_ok=True)
+        if made.exists():
+            place.parent.mkdir(exist_ok=True)
+            made.rename(place)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """The temporary folders of runs that were killed; those of runs that are still going are left alone."""
+    for leftover in folder.glob(".running-*-*"):
+        try:
+            os.kill(int(leftover.name.split("-")[1]), 0)
+        except ProcessLookupError:
+            shutil.rmtree(leftover, ignore_errors=True)
+        except PermissionError:
+            pass
+
+
+def record_path(folder: Path, stem: str) -> Path:
+    return folder / f"{stem}.run.json"
+
+
+def read_record(folder: Path, stem: str) -> dict:
+    """What is known of the last run that ended; empty when there was none."""
+    try:
+        return json.loads(record_path(folder, stem).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+
+
+# -- what a result depends on --------------------------------------------------------------------------
+
+
+def digest(*parts: Any) -> str:
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def essence(source: Path) -> list:
+    """The cells without outputs and counts."""
+    from .profiles import read_notebook
+
+    return [[cell.cell_type, cell.source, cell.metadata.get("tags", [])] for cell in read_notebook(source).cells]
+
+
+def state_of(root: Path) -> dict[str, Any]:
+    """All that a result depends on beside the notebook and its parameters."""
+    from ..models import packaged
+
+    manifest = packaged.folder() / packaged.MANIFEST
+    found = versions()
+    return {
+        "library": [*hashes(root / "specdec_lib", "*.py"), *hashes(root / "specdec_lib", "*.mplstyle")],
+        "data": [hashes(root / "data" / name) for name in DATA_FOLDERS],
+        "models": manifest.read_text(encoding="utf-8") if manifest.exists() else None,
+        "versions": [platform.python_version(), found.get("torch"), found.get("transformers")],
+    }
+
+
+def hashes(folder: Path, pattern: str = "*") -> list[tuple[str, str]]:
+    """`(path, SHA-256)` of the files below a folder; none where there is no folder."""
+    files = sorted(path for path in folder.rglob(pattern) if path.is_file())
+    return [(path.relative_to(folder).as_posix(), hashlib.sha256(path.read_bytes()).hexdigest()) for path in files]
+
+
+# -- the report ----------------------------------------------------------------------------------------
+
+
+def write_index(folder: Path, profile: str, stems: list[str], skipped: set[str], rows: list[dict]) -> None:
+    """`index.html`: the notebooks with their states, what else is there, the claims."""
+    from .runner import page
+
+    lines = [f"# Results of the profile {profile}", "", table_row(["notebook", "", "state", "seconds"])]
+    lines.append(table_row(["---"] * 4))
+    for stem in stems:
+        record = read_record(folder, stem)
+        state = record.get("state", "not run") + (" (unchanged, skipped)" if stem in skipped else "")
+        links = [f"[{stem}]({stem}.html)", f"[ipynb]({stem}.ipynb)"] if record else [stem, ""]
+        error = ": " + ", ".join(record["error"]) if record.get("error") else ""
+        lines.append(table_row([*links, state + error, str(record.get("seconds", ""))]))
+    beside = ("figures", "tables", "environment.json", "claims.json", "claims.md")
+    links = [f"[{name}]({name})" for name in beside if (folder / name).exists()]
+    lines += ["", "Also here: " + ", ".join(links) + ".", "", "## Claims", "", markdown(rows)]
+    write_text(folder / "index.html", page("\n".join(lines), f"Results: {profile}"))
+
+
+def relative(path: Path) -> str:
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return os.fspath(path)

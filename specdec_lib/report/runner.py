@@ -1,0 +1,161 @@
+"""One notebook through papermill, and one page of HTML: the only file that knows the notebook tools."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import mistune
+import nbformat
+import papermill
+from ipykernel.kernelspec import get_kernel_dict
+from jupyter_client.kernelspec import KernelSpec
+from jupyter_client.manager import AsyncKernelManager
+from nbclient.exceptions import DeadKernelError
+from nbconvert import HTMLExporter
+
+from .folder import VARIABLE, write_text
+
+LOG = "kernel.log"
+LIBRARY_FOLDER = Path(__file__).resolve().parents[2]
+
+logging.getLogger("papermill").addHandler(logging.NullHandler())  # errors are reported here, once
+
+# nbconvert's own page loads three scripts from the network before it shows a word.  This one shows the text at
+# once; the equations are typeset when MathJax can be loaded and read as LaTeX when it cannot.
+TEMPLATE = r"""{% extends 'index.html.j2' %}
+{% block html_head_js_requirejs %}{% endblock %}
+{% block html_head_js_mermaidjs %}{% endblock %}
+{% block html_head_js_mathjax %}
+<script>MathJax = {tex: {inlineMath: [['$', '$'], ['\\(', '\\)']], processEscapes: true, tags: 'ams'}};</script>
+<script defer src="https://cdn.jsdelivr.net/npm/mathjax@3.2.2/es5/tex-svg.js"></script>
+{% endblock %}
+{% block data_png scoped %}<div class="jp-RenderedImage jp-OutputArea-output">
+<img src="data:image/png;base64,{{ output.data['image/png'] | escape_html }}"
+ alt="{{ cell.metadata.get('mystnb', {}).get('image', {}).get('alt', 'figure') | escape_html }}"></div>{% endblock %}
+"""
+
+PAGE = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<style>
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 80rem; margin: 2rem auto; padding: 0 1rem; }}
+table {{ border-collapse: collapse; }}
+th, td {{ border-bottom: 1px solid #ccc; padding: .3rem .6rem; text-align: left; }}
+</style></head><body>
+{body}
+</body></html>
+"""
+
+
+class ThisPython(AsyncKernelManager):
+    """Starts kernels with the interpreter that is running, whatever `python3` means in the user's Jupyter folders."""
+
+    @property
+    def kernel_spec(self) -> KernelSpec:
+        return KernelSpec(**get_kernel_dict())
+
+    async def start_kernel(self, **options: Any) -> None:  # type: ignore[override]
+        # What a kernel says outside the notebook would tear the progress bar; of a crash it is all there is.
+        with open(Path(os.environ[VARIABLE]) / LOG, "wb") as log:
+            await super().start_kernel(**options, stdout=log, stderr=log)
+
+
+@contextmanager
+def variables(values: dict[str, str]) -> Iterator[None]:
+    """Environment variables for the kernels that are started inside."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def execute(
+    source: Path, stage: Path, parameters: dict[str, Any], timeout: float | None, on_cell: Callable[[int], None]
+) -> list[str]:
+    """Run the notebook `source` into the folder `stage`: executed notebook, HTML, and what the notebook saves there.
+
+    Args:
+        source: the notebook; its folder is the working directory.
+        stage: an empty folder; it becomes `$SPECDEC_RESULTS` of the kernel.
+        parameters: for papermill.
+        timeout: seconds per cell, None for no limit.
+        on_cell: called with the number of each cell as it starts.
+
+    Returns:
+        Nothing when the notebook ran through, else two lines: the cell, and its error.
+    """
+    last = ""
+
+    def cell_starts(cell: Any, cell_index: int) -> None:
+        nonlocal last
+        last = f"cell {cell_index + 1}: {first_line(cell.source)}"
+        on_cell(cell_index)
+
+    kernel_variables = {
+        VARIABLE: str(stage),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(LIBRARY_FOLDER), os.environ.get("PYTHONPATH")])),
+        "MPLBACKEND": "module://matplotlib_inline.backend_inline",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    }
+    executed = stage / source.name
+    error: list[str] = []
+    try:
+        with variables(kernel_variables):
+            papermill.execute_notebook(
+                literal(source),
+                literal(executed),
+                parameters=parameters,
+                kernel_name="python3",
+                language="python",
+                cwd=source.parent,
+                progress_bar=False,
+                execution_timeout=timeout,
+                extra_arguments=["--IPKernelApp.log_level=40"],
+                kernel_manager_class=ThisPython,
+                on_cell_start=cell_starts,
+            )
+    except papermill.PapermillExecutionError as failure:
+        error = [f"In [{failure.exec_count}]: {first_line(failure.source)}", f"{failure.ename}: {failure.evalue}"]
+    except DeadKernelError:
+        said = (stage / LOG).read_text(encoding="utf-8", errors="replace").strip().split("\n")[-1]
+        error = [last, f"the kernel died: {said or 'killed, perhaps for want of memory'}"]
+    except Exception as failure:  # a cell over the time limit: what there is, is kept
+        error = [last, f"{type(failure).__name__}: {failure}"]
+    if executed.exists():
+        notebook = nbformat.read(executed, as_version=4)
+        for machine_bound in ("input_path", "output_path", "environment_variables"):
+            notebook.metadata.get("papermill", {}).pop(machine_bound, None)
+        nbformat.write(notebook, executed)
+        write_text(stage / f"{source.stem}.html", html(notebook, source.stem))
+    return [first_line(line) for line in error]
+
+
+def literal(path: Path) -> str:
+    """papermill reads braces in a path as fields to fill in."""
+    return str(path).replace("{", "{{").replace("}", "}}")
+
+
+def first_line(text: str) -> str:
+    return text.strip().split("\n")[0].strip()
+
+
+def html(notebook: Any, title: str) -> str:
+    """The executed notebook as one page, figures inside, each with the alternative text of its cell."""
+    body, _ = HTMLExporter(raw_template=TEMPLATE).from_notebook_node(notebook, {"metadata": {"name": title}})
+    return body
+
+
+def page(markdown: str, title: str) -> str:
+    """A small page of markdown text with tables; HTML inside the text is shown, not obeyed."""
+    return PAGE.format(title=title, body=mistune.create_markdown(plugins=["table"])(markdown))

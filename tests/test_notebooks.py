@@ -1,0 +1,91 @@
+"""The form of the committed notebooks: they can be read on a web page, run by papermill, compared by nbval."""
+
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+import yaml
+
+from specdec_lib.report.profiles import load_profile, parse_parameters
+
+FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+PROFILES = sorted(FOLDER.glob("profiles/*.yaml"))
+ABSOLUTE_PATH = re.compile(r"(?<![\w/.:<])/(home|Users|root|tmp|work|usr|opt|mnt|private|var|content)/\w|\b[A-Z]:\\\w")
+
+pytestmark = pytest.mark.skipif(not NOTEBOOKS, reason="no notebook yet")
+
+
+@pytest.fixture(params=NOTEBOOKS, ids=lambda path: path.stem)
+def path(request):
+    return request.param
+
+
+@pytest.fixture
+def notebook(path):
+    return nbformat.read(path, as_version=4)
+
+
+def code(notebook):
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def outputs(notebook):
+    return [(cell, output) for cell in code(notebook) for output in cell.outputs]
+
+
+def texts(output):
+    yield from output.get("traceback", [])
+    yield output.get("text", "")
+    yield from (data for kind, data in output.get("data", {}).items() if kind.startswith("text/"))
+
+
+def test_it_is_valid_small_and_for_the_python_kernel(path, notebook):
+    nbformat.validate(notebook)
+    assert path.stat().st_size < 300_000
+    assert notebook.metadata.kernelspec.name == "python3"
+    assert "widgets" not in notebook.metadata and "papermill" not in notebook.metadata
+    assert all("papermill" not in cell.metadata and "execution" not in cell.metadata for cell in notebook.cells)
+
+
+def test_it_was_run_from_top_to_bottom(notebook):
+    cells = [cell for cell in code(notebook) if cell.source.strip()]
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+
+
+def test_outputs_are_free_of_errors_warnings_and_paths_of_a_machine(notebook):
+    for cell, output in outputs(notebook):
+        assert output.output_type != "error" or "raises-exception" in cell.metadata.get("tags", [])
+        assert output.get("name") != "stderr", output.text
+        for text in texts(output):
+            assert not ABSOLUTE_PATH.search(text), text
+
+
+def test_figures_have_alternative_text(notebook):
+    for cell, output in outputs(notebook):
+        if "image/png" in output.get("data", {}):
+            alt = cell.metadata.get("mystnb", {}).get("image", {}).get("alt", "")
+            assert len(alt.split()) >= 4, f"no alternative text for the figure of the cell: {cell.source}"
+
+
+def test_code_cells_are_short(notebook):
+    for cell in code(notebook):
+        assert len(cell.source.splitlines()) <= 20, cell.source
+
+
+def test_one_parameters_cell_of_annotated_explained_literals(path, notebook):
+    (cell,) = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
+    parameters = parse_parameters(cell.source, path.stem)
+    assert all(parameter.comment for parameter in parameters)
+
+
+@pytest.mark.parametrize("profile", PROFILES, ids=lambda path: path.stem)
+def test_profiles_list_every_notebook_with_parameters_that_it_has(profile):
+    loaded = load_profile(profile.stem, FOLDER)
+    assert list(loaded.notebooks) == [path.stem for path in NOTEBOOKS]
+
+
+def test_the_four_profiles_are_there():
+    assert [path.stem for path in PROFILES] == ["cpu", "full", "gpu", "smoke"]
+    assert all(isinstance(yaml.safe_load(path.read_text()), dict) for path in PROFILES)
