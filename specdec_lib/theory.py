@@ -57,10 +57,13 @@ def verification_time(verification_cost: Any, positions: Number) -> np.ndarray:
     elif np.ndim(verification_cost) == 0:
         times = np.where(n == 1, 1.0, checked("verification_cost", verification_cost, np.isfinite, "a number > 0"))
     else:
-        table = np.asarray(verification_cost, float)
+        table = checked("verification_cost", verification_cost, np.isfinite, "v(1), v(2), ..., v(gamma + 1)")
         if table.ndim != 1 or n.max() > table.size:
-            need = f"v({n.max()}) is needed: pass v(1), v(2), ..., v(gamma + 1)"
-            raise SpecdecError(f"verification_cost has shape {table.shape} but {need}")
+            raise SpecdecError(
+                f"v({n.max()}) is needed, verification_cost has shape {table.shape}: pass v(1), v(2), ..."
+            )
+        if abs(table[0] - 1) > 0.05:
+            raise SpecdecError(f"v(1) is {table[0]} in verification_cost, not 1: divide by the time of one position")
         times = table[n - 1]
     return checked("verification_cost", times, lambda v: (v > 0) & (v < np.inf), "finite times > 0")
 
@@ -143,15 +146,15 @@ def oracle_block_efficiency(alpha: Number) -> Any:
 def oracle_improvement_factor(alpha: Number, cost_coefficient: Number) -> Any:
     """`1 / (1 - alpha + c alpha)`: the oracle's speed when it pays for the `alpha / (1 - alpha)` tokens it keeps.
 
-    No fixed gamma does better.  The paper says that the gain over the best fixed gamma is up to about 60 %;
-    with this charge it is at most 55 % on the grid of Figure 3 continued to alpha = 0.95:
+    For `c <= 1` no fixed gamma does better.  The paper puts the gain over the best one at up to about 60 %; with
+    this charge it is at most 55 % on the grid of Figure 3 continued to alpha = 0.95:
 
     >>> best = improvement_factor(0.95, optimal_gamma(0.95, 0.05), 0.05)
     >>> round(oracle_improvement_factor(0.95, 0.05) / best - 1, 3)
     0.554
     """
-    with np.errstate(divide="ignore"):
-        a = rate(alpha)
+    a = rate(alpha)
+    with np.errstate(divide="ignore", over="ignore"):
         return as_given(np.divide(1.0, (1 - a) + _cost(cost_coefficient) * a))
 
 
@@ -198,29 +201,22 @@ def _round_costs(alphas: Number, cost_coefficient: Number, verification_cost: An
     return _cost(cost_coefficient)[..., None] * drafts + verification_time(verification_cost, drafts + 1)
 
 
-def _expected_totals(alphas: Number, costs: np.ndarray, tokens: int) -> np.ndarray:
-    """`E[..., n]`, `n = 0..tokens`: the expected sum of `costs[..., g]` over the rounds that write n tokens.
+def _expected_total(alphas: Number, costs: np.ndarray, tokens: Number) -> Any:
+    """E(tokens), where E(n) is the expected sum of `costs[..., g]` over the rounds that write n tokens.
 
     With n tokens to go a round drafts `g = min(gamma, n - 1)`, since its own token comes on top, and leaves
     `n - k` with probability `P(k)`: `E(n) = costs(g) + sum_{k=1}^{g+1} P(k) E(n - k)`.
     """
-    s = survival(alphas)
-    gamma = s.shape[-1] - 1
-    shape = np.broadcast_shapes(s.shape[:-1], costs.shape[:-1])
-    totals = np.zeros((*shape, tokens + 1))
-    for n in range(1, tokens + 1):
-        g = min(gamma, n - 1)
+    s, wanted = survival(alphas), whole(tokens, "tokens")
+    totals = np.zeros((*np.broadcast_shapes(s.shape[:-1], costs.shape[:-1]), wanted.max() + 1))
+    for n in range(1, totals.shape[-1]):
+        g = min(s.shape[-1] - 1, n - 1)
         law = s[..., : g + 1].copy()  # P(k) = S_{k-1} - S_k, and P(g + 1) = S_g
         law[..., :-1] -= s[..., 1 : g + 1]
         totals[..., n] = costs[..., g] + (law * totals[..., n - 1 - g : n][..., ::-1]).sum(-1)
-    return totals
-
-
-def _at(totals: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """`totals[..., tokens]`, with `tokens` broadcast against the leading axes."""
-    shape = np.broadcast_shapes(totals.shape[:-1], tokens.shape)
-    index = np.broadcast_to(tokens, shape)[..., None]
-    return np.take_along_axis(np.broadcast_to(totals, (*shape, totals.shape[-1])), index, -1)[..., 0]
+    shape = np.broadcast_shapes(totals.shape[:-1], wanted.shape)
+    totals = np.broadcast_to(totals, (*shape, totals.shape[-1]))
+    return as_given(np.take_along_axis(totals, np.broadcast_to(wanted, shape)[..., None], -1)[..., 0])
 
 
 def expected_rounds(alphas: Number, tokens: Number) -> Any:
@@ -232,8 +228,7 @@ def expected_rounds(alphas: Number, tokens: Number) -> Any:
     >>> expected_rounds([0.5], [1, 2, 3]).tolist()  # E(2) = 1 + 0.5 E(1), E(3) = 1 + 0.5 E(2) + 0.5 E(1)
     [1.0, 1.5, 2.25]
     """
-    n = whole(tokens, "tokens")
-    return as_given(_at(_expected_totals(alphas, np.ones(survival(alphas).shape[-1]), int(n.max())), n))
+    return _expected_total(alphas, np.ones(survival(alphas).shape[-1]), tokens)
 
 
 def expected_time(alphas: Number, tokens: Number, cost_coefficient: Number, verification_cost: Any = 1.0) -> Any:
@@ -244,9 +239,7 @@ def expected_time(alphas: Number, tokens: Number, cost_coefficient: Number, veri
     >>> expected_time([0.5], 2, 0.1)  # a round with one draft token, then with 0.5 a round without one
     1.6
     """
-    n = whole(tokens, "tokens")
-    costs = _round_costs(alphas, cost_coefficient, verification_cost)
-    return as_given(_at(_expected_totals(alphas, costs, int(n.max())), n))
+    return _expected_total(alphas, _round_costs(alphas, cost_coefficient, verification_cost), tokens)
 
 
 def extended_improvement_factor(
@@ -312,9 +305,9 @@ def break_even_tokens(
     >>> break_even_tokens(repeat_alpha(0.75, 7), 0.02, prefill_draft=10.0)
     16
     """
-    costs = _round_costs(alphas, cost_coefficient, verification_cost)
-    times = _expected_totals(alphas, costs, 4096) + _cost(prefill_draft, "prefill_draft")
-    last_loss = int(np.flatnonzero(times >= np.arange(times.size))[-1])  # n = 0 never pays
+    n = np.arange(1, 4097)
+    times = expected_time(alphas, n, cost_coefficient, verification_cost) + _cost(prefill_draft, "prefill_draft")
+    last_loss = int(np.max(n, where=times >= n, initial=0))
     return last_loss + 1 if last_loss < 4096 else None
 
 
