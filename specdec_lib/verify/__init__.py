@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from ..distributions import Array
 from ..errors import SpecdecError
-from . import greedy, token
+from . import block, greedy, token
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,7 @@ VERIFIERS = {
     v.name: v
     for v in [
         Verifier("token", token.accepted, token.correction, True, "Leviathan et al., arXiv 2211.17192, Algorithm 1"),
+        Verifier("block", block.accepted, block.correction, True, "Sun et al., arXiv 2403.10444"),
         Verifier("greedy", greedy.accepted, greedy.correction, True, "Leviathan et al., arXiv 2211.17192, section 2.2"),
     ]
 }
