@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from ..models.shortlist import ShortlistLlamaConfig, ShortlistLlamaForCausalLM
 
 QUESTION_WEIGHT = 0.1
-OVERLAP_PART = float(__import__("os").environ.get("OP","0.3"))
+OVERLAP_PART = 0.3  # the share of the run, at its end, that trains on the overlap itself
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ class NGramDrafter:
         raise AssertionError("the table of the empty context is never empty")
 
     def start(self, vocabulary: int) -> NGramSession:
-        largest = max(int(tokens.max()) for _, tokens in self.tables)
+        largest = max(int(tokens.max()) for _, tokens in self.tables if len(tokens))
         if largest >= vocabulary:
             raise SpecdecError(
                 f"this n-gram table proposes token {largest}, outside the target's vocabulary of {vocabulary}: "
@@ -122,6 +122,8 @@ def _keys(text: np.ndarray, size: int) -> np.ndarray:
 
 
 def _most_frequent(keys: np.ndarray, following: np.ndarray, min_count: int) -> tuple[np.ndarray, np.ndarray]:
+    if len(keys) == 0:
+        return keys, following.astype(np.uint16)
     order = np.lexsort((following, keys))
     keys, following = keys[order], following[order]
     starts = np.flatnonzero(np.r_[True, (keys[1:] != keys[:-1]) | (following[1:] != following[:-1])])

@@ -1,0 +1,1 @@
+"""Does a decoder keep the target's law?"""
