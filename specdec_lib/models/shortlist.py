@@ -56,9 +56,9 @@ class ShortlistLlamaForCausalLM(LlamaForCausalLM):
         self.shortlist.copy_(shortlist)
         self.token_index.copy_(token_index)
 
-    def scores(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Logits over the shortlist `[batch, n, S]`, without a cache: for training."""
-        return self.lm_head(self.model(input_ids=self.token_index[input_ids], use_cache=False).last_hidden_state)
+    def hidden(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Final hidden states `[batch, n, width]`, without a cache: for training."""
+        return self.model(input_ids=self.token_index[input_ids], use_cache=False).last_hidden_state
 
     def forward(
         self,
