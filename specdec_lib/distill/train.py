@@ -8,7 +8,9 @@ count: there a draft works, and skipping the others saves a third of the time.
 
 from __future__ import annotations
 
+import copy
 import json
+import logging
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -19,7 +21,10 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
+from ..errors import SpecdecError
 from ..models.shortlist import ShortlistLlamaConfig, ShortlistLlamaForCausalLM
+
+log = logging.getLogger(__name__)
 
 OVERLAP_PART = 0.3  # the share of the run, at its end, that trains on the overlap itself
 
@@ -74,7 +79,7 @@ def build(recipe: Recipe, shortlist: np.ndarray, table: torch.Tensor, config: di
     )
     index = torch.from_numpy(shortlist)
     centred = table - table[index].mean(0)
-    _, _, directions = torch.pca_lowrank(centred[index], q=min(width, *centred.shape), center=False, niter=4)
+    _, _, directions = torch.pca_lowrank(centred[index], q=min(width, *centred[index].shape), center=False, niter=4)
     projected = centred @ directions
     projected = projected / projected[index].std()
     unit = torch.nn.functional.normalize(centred, dim=-1)
@@ -96,7 +101,7 @@ class Text:
         answering: bool `[rows, length]`, where the next token belongs to an answer.
     """
 
-    def __init__(self, shards: Sequence[Path], header: Sequence[int], end: int):
+    def __init__(self, shards: Sequence[Path], header: Sequence[int], end: int | Sequence[int]):
         parts = [load_file(path) for path in shards]
         join = lambda name: torch.cat([p[name] for p in parts])  # noqa: E731
         self.tokens = join("tokens").long()
@@ -107,18 +112,26 @@ class Text:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def keep(self, rows: torch.Tensor) -> None:
+        """Drop the rows where the bool mask `[rows]` is false."""
+        for name in ("tokens", "ids", "logprobs", "answering"):
+            setattr(self, name, getattr(self, name)[rows])
 
-def answer_positions(tokens: torch.Tensor, header: Sequence[int], end: int) -> torch.Tensor:
-    """Where the next token belongs to an answer: from the end of the answer's header to before the end token.
+
+def answer_positions(tokens: torch.Tensor, header: Sequence[int], end: int | Sequence[int]) -> torch.Tensor:
+    """Where the next token belongs to an answer: from the end of the answer's header to before an end token.
+
+    An empty header says that all text is answer.
 
     >>> answer_positions(torch.tensor([[1, 8, 3, 5, 5, 2, 3, 1, 9]]), header=[1, 8, 3], end=2).int().tolist()
     [[0, 0, 1, 1, 1, 0, 0, 0, 0]]
     """
+    ended = torch.isin(tokens, torch.as_tensor(end))
     starts = torch.ones_like(tokens, dtype=torch.bool)
     for back, token in enumerate(reversed(header)):
         starts &= torch.roll(tokens, back, dims=1) == token
-    starts[:, : len(header) - 1] = False
-    event = starts.int() - (tokens == end).int()
+    starts[:, : max(len(header) - 1, 0)] = False
+    event = starts.int() - ended.int()
     state = torch.zeros(len(tokens), dtype=torch.int)
     result = torch.zeros_like(starts)
     for t in range(tokens.shape[1]):
@@ -183,6 +196,7 @@ def train(
     budget: float = math.inf,
     every: float = 60.0,
     device: str = "cpu",
+    tick: Callable[[float], object] = lambda progress: None,
 ) -> list[dict]:
     """Train `model` in place; returns the learning curve.
 
@@ -192,57 +206,77 @@ def train(
         report: called with each entry of the curve.
         budget: seconds; the schedule ends at whichever comes first, the recipe's tokens or the budget.
         every: seconds between checkpoints.
+        tick: called at each step with the share of the run that is done.
+
+    A run that was interrupted and goes on over the same text ends in the weights of one that was not, if its
+    schedule is by tokens.
     """
     folder.mkdir(parents=True, exist_ok=True)
     model.to(device).train()
+    optimisers = make_optimisers(model, recipe.rate)
+    state = {"seen": 0, "seconds": 0.0, "pass": 0, "position": 0, "curve": []}
+    state |= restore(folder, model, optimisers)
     entry_of = torch.full((model.config.vocab_size,), -1)
     entry_of[model.shortlist.cpu()] = torch.arange(len(model.shortlist))
-    optimisers = make_optimisers(model, recipe.rate)
-    state = {"seen": 0, "seconds": 0.0, "pass": 0, "curve": []}
-    state |= restore(folder, model, optimisers)
-    started = saved = time.monotonic() - state["seconds"]
+    kind = torch.device(device).type
+    started = time.monotonic() - state["seconds"]
+
+    def record() -> None:
+        state["seconds"] = time.monotonic() - started
+        entry = {"tokens": state["seen"], "unique": data.tokens.numel(), "seconds": round(state["seconds"])}
+        state["curve"].append(entry | evaluate(model, held_out, entry_of))
+        checkpoint(folder, model, optimisers, state)
+        report(state["curve"][-1])
+
     saved = time.monotonic()
     progress = 0.0
     while progress < 1:
         data = text()
+        if not data.answering.any():
+            raise SpecdecError("the text holds no answer to learn from: use longer rows, or more of them")
         order = torch.from_numpy(np.random.default_rng([recipe.seed, state["pass"]]).permutation(len(data)))
-        for rows in order.split(recipe.batch):
+        for rows in order[state["position"] :].split(recipe.batch):
             progress = max(state["seen"] / recipe.tokens, (time.monotonic() - started) / budget)
+            tick(min(progress, 1.0))
             if progress >= 1:
                 break
-            warmup = min(1.0, (state["seen"] + 1) / 50_000)
-            for optimiser in optimisers:
-                for group in optimiser.param_groups:
-                    group["lr"] = recipe.rate * warmup * (0.05 + 0.95 * (1 + math.cos(math.pi * progress)) / 2)
-            with torch.autocast(device.split(":")[0], dtype=torch.bfloat16):
-                log_q, p, _ = at_answers(model, data, rows, entry_of)
-            loss = 1 - overlap(log_q, p) if progress > 1 - OVERLAP_PART else cross_entropy(log_q, p)
-            loss = loss.mean()
-            model.zero_grad(set_to_none=True)
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            for optimiser in optimisers:
-                optimiser.step()
             state["seen"] += data.tokens[rows].numel()
+            state["position"] += len(rows)
+            if data.answering[rows].any():
+                warmup = min(1.0, state["seen"] / 50_000)
+                for optimiser in optimisers:
+                    for group in optimiser.param_groups:
+                        group["lr"] = recipe.rate * warmup * (0.05 + 0.95 * (1 + math.cos(math.pi * progress)) / 2)
+                with torch.autocast(kind, dtype=torch.bfloat16, enabled=fast_bfloat16(kind)):
+                    log_q, p, _ = at_answers(model, data, rows, entry_of)
+                loss = 1 - overlap(log_q, p) if progress > 1 - OVERLAP_PART else cross_entropy(log_q, p)
+                model.zero_grad(set_to_none=True)
+                loss.mean().backward()
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                for optimiser in optimisers:
+                    optimiser.step()
             if time.monotonic() - saved > every:
-                state["seconds"] = time.monotonic() - started
-                entry = {"tokens": state["seen"], "unique": data.tokens.numel(), "seconds": round(state["seconds"])}
-                entry |= evaluate(model, held_out, entry_of)
-                state["curve"].append(entry)
-                report(entry)
-                checkpoint(folder, model, optimisers, state)
+                record()
                 saved = time.monotonic()
-        state["pass"] += 1
-    state["seconds"] = time.monotonic() - started
-    final = {"tokens": state["seen"], "unique": data.tokens.numel(), "seconds": round(state["seconds"])}
-    state["curve"].append(final | evaluate(model, held_out, entry_of))
-    report(state["curve"][-1])
-    checkpoint(folder, model, optimisers, state)
+        else:
+            state |= {"pass": state["pass"] + 1, "position": 0}
+    if not state["curve"] or state["curve"][-1]["tokens"] != state["seen"]:
+        record()
     return state["curve"]
+
+
+def fast_bfloat16(kind: str) -> bool:
+    """Whether bfloat16 is quicker than float32 on a device of this type; processors that lack it emulate it slowly."""
+    if kind != "cpu":
+        return True
+    supported = (getattr(torch.cpu, f"_is_{name}_supported", None) for name in ("avx512_bf16", "amx_tile"))
+    return any(ask() for ask in supported if ask)
 
 
 def make_optimisers(model: ShortlistLlamaForCausalLM, rate: float) -> list[torch.optim.Optimizer]:
     """Muon for the matrices of the layers, AdamW for the table and the norms, both at AdamW's scale of step."""
+    if not hasattr(torch.optim, "Muon"):
+        raise SpecdecError(f"training needs torch 2.9 or later, this is {torch.__version__}: install a newer one")
     matrices = [p for p in model.model.layers.parameters() if p.ndim == 2]
     rest = [p for p in model.parameters() if not any(p is m for m in matrices)]
     return [
@@ -262,17 +296,22 @@ def checkpoint(folder: Path, model: torch.nn.Module, optimisers: list[torch.opti
 
 def restore(folder: Path, model: torch.nn.Module, optimisers: list[torch.optim.Optimizer]) -> dict:
     """Load the newest checkpoint that can be read; returns its state, empty for a fresh start."""
+    fresh = copy.deepcopy([x.state_dict() for x in (model, *optimisers)])
     for path in (folder / "checkpoint.pt", folder / "previous.pt"):
         if not path.exists():
             continue
         try:
-            held = torch.load(path, weights_only=True)
-            model.load_state_dict(held["model"])
-            for optimiser, saved in zip(optimisers, held["optimisers"], strict=True):
-                optimiser.load_state_dict(saved)
-        except Exception:
-            continue
-        return held["state"]
+            held = torch.load(path, map_location="cpu", weights_only=True)
+            for x, saved in zip((model, *optimisers), (held["model"], *held["optimisers"]), strict=True):
+                x.load_state_dict(saved)
+            return held["state"]
+        except Exception as error:  # whatever is wrong with the file, the one before it is the way on
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            log.warning("the checkpoint %s cannot be used (%s): trying the one before it", path.name, reason)
+            for x, saved in zip((model, *optimisers), fresh, strict=True):
+                x.load_state_dict(saved)
+    if (folder / "checkpoint.pt").exists():
+        log.warning("no checkpoint can be used: training starts anew")
     return {}
 
 
