@@ -13,6 +13,7 @@ import json
 import logging
 import math
 import time
+import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -301,6 +302,9 @@ def restore(folder: Path, model: torch.nn.Module, optimisers: list[torch.optim.O
         if not path.exists():
             continue
         try:
+            with zipfile.ZipFile(path) as archive:  # torch.load reads damaged numbers without a word
+                if damaged := archive.testzip():
+                    raise ValueError(f"damaged at {damaged}")
             held = torch.load(path, map_location="cpu", weights_only=True)
             for x, saved in zip((model, *optimisers), (held["model"], *held["optimisers"]), strict=True):
                 x.load_state_dict(saved)
