@@ -9,7 +9,9 @@ import typer
 
 from .errors import SpecdecError
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="Lossless draft-then-verify decoding, on real models.")
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, help="Lossless draft-then-verify decoding, on real models."
+)
 models = typer.Typer(no_args_is_help=True, help="The packaged target.")
 app.add_typer(models, name="models")
 
@@ -26,7 +28,7 @@ def try_(
     top_p: Annotated[Optional[float], typer.Option(help="Keep this much probability.")] = None,  # noqa: UP045
     seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
 ) -> None:
-    """Stream an answer, its accepted, refused and corrected draft tokens marked; then the statistics and both timings."""
+    """Stream an answer with its draft tokens marked as kept, refused or corrected; then statistics and timings."""
     from .report.attempt import attempt
 
     attempt(prompt, target, draft, gamma, max_new_tokens, temperature, top_k, top_p, seed)

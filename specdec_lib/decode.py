@@ -194,7 +194,9 @@ def generate(
     sampling = Sampling(temperature, top_k, top_p, min_p)
     rule = get_verifier(verifier)
     if rule.name == "greedy" and not sampling.greedy:
-        raise SpecdecError("the greedy verifier decodes the most probable token: set temperature=0, or use verifier='token'")
+        raise SpecdecError(
+            "the greedy verifier decodes the most probable token: set temperature=0, or use verifier='token'"
+        )
     if rule.name == "token" and sampling.greedy:
         rule = get_verifier("greedy")  # the same law at temperature 0, without computing probabilities
     drafter = as_drafter(pair.draft)
@@ -223,7 +225,9 @@ def generate_plain(
 def check_lengths(gamma: int, max_new_tokens: int) -> None:
     """Refuse a draft length below 1 and a negative number of tokens."""
     if isinstance(gamma, bool) or not isinstance(gamma, int) or gamma < 1:
-        raise SpecdecError(f"gamma must be a whole number >= 1, got {gamma!r}: use generate_plain to decode without drafts")
+        raise SpecdecError(
+            f"gamma must be a whole number >= 1, got {gamma!r}: use generate_plain to decode without drafts"
+        )
     if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 0:
         raise SpecdecError(f"max_new_tokens must be a whole number >= 0, got {max_new_tokens!r}")
 

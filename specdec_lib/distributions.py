@@ -92,7 +92,9 @@ def temper(p: Array, temperature: Any) -> Array:
     power = 1 / temperature
     if p.dtype == object:
         if power != int(power):
-            raise SpecdecError(f"exact arithmetic needs a whole 1/temperature, got 1/{temperature}: use 1, 1/2, 1/3, ...")
+            raise SpecdecError(
+                f"exact arithmetic needs a whole 1/temperature, got 1/{temperature}: use 1, 1/2, 1/3, ..."
+            )
         power = int(power)
     return normalise(p**power)
 
@@ -105,10 +107,8 @@ def keep_top_k(p: Array, k: int) -> Array:
     """
     if k >= p.shape[-1]:
         return p
-    if is_torch(p):
-        threshold = p.topk(k, -1).values[..., -1:]
-    else:
-        threshold = np.sort(p, -1)[..., -k : p.shape[-1] - k + 1]
+    ordered = p.topk(k, -1).values if is_torch(p) else -np.sort(-p, -1)
+    threshold = ordered[..., k - 1 : k]
     return normalise(p * (p >= threshold))
 
 

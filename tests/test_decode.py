@@ -255,7 +255,10 @@ def test_a_row_does_not_depend_on_its_neighbours(tiny):
 
 def test_the_models_are_not_changed(tiny_folder):
     target, draft = (load_transformers(tiny_folder("llama", seed=s), device="cpu") for s in (0, 1))
-    before = [(m.config.to_dict(), m.generation_config.to_dict(), [p.clone() for p in m.parameters()]) for m in (target, draft)]
+    before = [
+        (m.config.to_dict(), m.generation_config.to_dict(), [p.clone() for p in m.parameters()])
+        for m in (target, draft)
+    ]
     sd.generate(sd.Pair(target, draft), PROMPT, max_new_tokens=12, temperature=1.0, top_k=5)
     with pytest.raises(RuntimeError, match="stop here"):
         sd.generate(sd.Pair(target, draft), PROMPT, max_new_tokens=12, on_round=stop)
@@ -321,7 +324,7 @@ def test_a_pair_that_cannot_work(tiny_folder, tmp_path):
         sd.generate(sd.Pair(target), PROMPT)
     with pytest.raises(sd.SpecdecError, match="is no draft"):
         sd.generate(sd.Pair(target, draft=object()), PROMPT)
-    with pytest.raises(sd.SpecdecError, match="has no config.json"):
+    with pytest.raises(sd.SpecdecError, match=r"has no config\.json"):
         sd.load_pair(tmp_path)
     with pytest.raises(sd.SpecdecError, match="there is no model folder"):
         sd.load_pair(tmp_path / "nothing")

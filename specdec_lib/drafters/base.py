@@ -29,9 +29,13 @@ class Sampling:
     def __post_init__(self) -> None:
         t = self.temperature
         if isinstance(t, bool) or not isinstance(t, (int, float)) or not 0 <= t < float("inf"):
-            raise SpecdecError(f"temperature must be a number >= 0, got {t!r}: use 0 for greedy decoding, 1 for sampling")
+            raise SpecdecError(
+                f"temperature must be a number >= 0, got {t!r}: use 0 for greedy decoding, 1 for sampling"
+            )
         if self.top_k is not None and (not isinstance(self.top_k, int) or self.top_k < 1):
-            raise SpecdecError(f"top_k must be a whole number >= 1, got {self.top_k!r}: leave it out to keep all tokens")
+            raise SpecdecError(
+                f"top_k must be a whole number >= 1, got {self.top_k!r}: leave it out to keep all tokens"
+            )
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise SpecdecError(f"top_p must lie in (0, 1], got {self.top_p!r}: leave it out to keep all tokens")
         if self.min_p is not None and not 0 <= self.min_p <= 1:
@@ -80,7 +84,7 @@ class DraftSession(Protocol):
     """A drafter at work on one text."""
 
     def propose(self, prefix: list[int], gamma: int, sampling: Sampling, random: Random) -> Draft:
-        """At most `gamma` tokens to follow `prefix`.  `prefix` extends what earlier calls saw, rejected drafts excepted."""
+        """At most `gamma` tokens to follow `prefix`, which extends the prefix of the call before."""
         ...
 
 
@@ -99,5 +103,5 @@ def as_drafter(draft: Any) -> Drafter:
     if hasattr(draft, "config"):
         return ModelDrafter(draft)
     raise SpecdecError(
-        f"{type(draft).__name__} is no draft: give a model, a drafter such as PromptLookupDrafter(), or a name to load_pair"
+        f"{type(draft).__name__} is no draft: give a model, a drafter such as PromptLookupDrafter(), or a folder's name"
     )

@@ -48,15 +48,15 @@ class NGramDrafter:
         """
         if not 1 <= order <= 4:
             raise SpecdecError(f"order must be 1 to 4, got {order}")
-        texts = [np.asarray(t, np.int64) for t in texts]
-        if not any(len(t) for t in texts):
+        arrays = [np.asarray(t, np.int64) for t in texts if len(t)]
+        if not arrays:
             raise SpecdecError("an n-gram table needs text: every sequence is empty")
-        if max(int(t.max()) for t in texts if len(t)) >= 1 << _BITS:
+        if max(int(t.max()) for t in arrays) >= 1 << _BITS:
             raise SpecdecError(f"token ids must be below {1 << _BITS}: this table is made for smaller vocabularies")
         tables = []
         for size in range(order):
-            keys = np.concatenate([_keys(t, size) for t in texts])
-            following = np.concatenate([t[size:] for t in texts])
+            keys = np.concatenate([_keys(t, size) for t in arrays])
+            following = np.concatenate([t[size:] for t in arrays])
             tables.append(_most_frequent(keys, following, min_count if size else 1))
         return cls(tables)
 

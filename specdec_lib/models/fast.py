@@ -12,6 +12,7 @@ The result equals the stock model's to float32 rounding; `tests/test_fast.py` ho
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -56,7 +57,9 @@ _warned = False
 def _warn_unpacked() -> None:
     global _warned
     if not _warned:
-        log.warning("this torch has no oneDNN prepacked linear: the CPU pass falls back to torch's own, about half as fast")
+        log.warning(
+            "this torch has no oneDNN prepacked linear: the CPU pass falls back to torch's own, about half as fast"
+        )
         _warned = True
 
 
@@ -85,7 +88,7 @@ class Cache:
             setattr(self, name, new)
 
 
-def unsupported(model: torch.nn.Module) -> str | None:
+def unsupported(model: Any) -> str | None:
     """Why `FastLlama` cannot stand in for this transformers model; None if it can."""
     config = model.config
     if config.model_type not in ("llama", "qwen2", "shortlist_llama"):
@@ -109,7 +112,7 @@ class FastLlama:
         pack: lay the linear weights out for oneDNN (CPU only).
     """
 
-    def __init__(self, model: torch.nn.Module, pack: bool = True):
+    def __init__(self, model: Any, pack: bool = True):
         config = model.config
         self.config = config
         self.heads = config.num_attention_heads
@@ -137,11 +140,11 @@ class FastLlama:
         self.shortlist = getattr(model, "shortlist", None)  # the tokens that the head scores; None means all
         self.token_index = getattr(model, "token_index", None)  # the embedding that each token is read as
         self._rope_source = model.model.rotary_emb
-        self._cos = self._sin = None
+        self._cos = self._sin = torch.empty(0)
         self._rope(256)
 
     def _rope(self, length: int) -> None:
-        if self._cos is None or self._cos.shape[0] < length:
+        if len(self._cos) < length:
             positions = torch.arange(max(length, 256), device=self.embedding.device)[None]
             cos, sin = self._rope_source(self.embedding[:1, None], positions)
             half = self.head_dim // 2
@@ -177,8 +180,15 @@ class FastLlama:
             cache.keys[i, :, :, start:end] = qk[:, :, heads:].transpose(1, 2)
             cache.values[i, :, :, start:end] = y[:, :, heads + kv :].transpose(1, 2)
             # the query heads that share a key head become extra rows of it
-            q = qk[:, :, :heads].view(batch, n, kv, group, dim).permute(0, 2, 3, 1, 4).reshape(batch, kv, group * n, dim)
-            a = F.scaled_dot_product_attention(q, cache.keys[i, :, :, :end], cache.values[i, :, :, :end], attn_mask=mask)
+            q = (
+                qk[:, :, :heads]
+                .view(batch, n, kv, group, dim)
+                .permute(0, 2, 3, 1, 4)
+                .reshape(batch, kv, group * n, dim)
+            )
+            a = F.scaled_dot_product_attention(
+                q, cache.keys[i, :, :, :end], cache.values[i, :, :, :end], attn_mask=mask
+            )
             a = a.view(batch, kv, group, n, dim).permute(0, 3, 1, 2, 4).reshape(batch, n, heads * dim)
             x = x + out(a)
             g, u = gate_up(F.rms_norm(x, (x.shape[-1],), norm2, self.eps)).chunk(2, -1)

@@ -16,6 +16,7 @@ from .fast import FastLlama, unsupported
 
 log = logging.getLogger(__name__)
 
+DTYPES = {str(t).removeprefix("torch."): t for t in (torch.float32, torch.float64, torch.bfloat16, torch.float16)}
 PACKAGED = "packaged"  # the name of the default target
 
 
@@ -117,10 +118,9 @@ def device_and_dtype(device: str | None, dtype: str | torch.dtype | None) -> tup
     if dtype is None:
         return where, torch.float32 if where.type == "cpu" else torch.bfloat16
     if isinstance(dtype, str):
-        found = getattr(torch, dtype, None)
-        if found not in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
-            raise SpecdecError(f"unknown dtype {dtype!r}: use float32, float64, bfloat16 or float16")
-        dtype = found
+        if dtype not in DTYPES:
+            raise SpecdecError(f"unknown dtype {dtype!r}: use one of {', '.join(DTYPES)}")
+        return where, DTYPES[dtype]
     return where, dtype
 
 
@@ -134,7 +134,7 @@ def load_transformers(name: str | os.PathLike, device: str | None = None, dtype:
     bar = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=kind)
+        model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=kind)
     except Exception as error:
         raise SpecdecError(f"cannot load a language model from {name}: {_first_line(error)}") from error
     finally:

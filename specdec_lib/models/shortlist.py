@@ -41,6 +41,8 @@ class ShortlistLlamaForCausalLM(LlamaForCausalLM):
     """
 
     config_class = ShortlistLlamaConfig
+    shortlist: torch.Tensor
+    token_index: torch.Tensor
 
     def __init__(self, config: ShortlistLlamaConfig):
         super().__init__(config)

@@ -1,0 +1,149 @@
+"""Who is compared: our decoder and transformers' own, over one target and one draft, on equal terms.
+
+On a CPU our pass multiplies with weights that were laid out once for oneDNN.  A comparison must not gain from that,
+so transformers' own target and assistant get the same layers, module by module.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..drafters import Drafter, ModelDrafter, NGramDrafter, PromptLookupDrafter
+from ..errors import SpecdecError
+from ..models.fast import FastLlama, PackedLinear, packed_linears_available, unsupported
+from ..models.pair import PACKAGED, Pair, end_tokens, load_tokenizer, load_transformers
+
+PACKABLE = (torch.float32, torch.bfloat16)  # what oneDNN lays out on every x86 CPU
+
+
+class PackedModule(torch.nn.Module):
+    """`PackedLinear` where a transformers model expects a module; for inference only."""
+
+    def __init__(self, linear: torch.nn.Linear):
+        super().__init__()
+        bias = None if linear.bias is None else linear.bias.detach()
+        self.multiply = PackedLinear(linear.weight.detach(), bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.multiply(x)
+
+
+def pack_linears(model: torch.nn.Module) -> int:
+    """Give `model` packed linear layers *in place*; returns how many.
+
+    The stock weights are freed, so the model can be neither trained nor saved afterwards: pack only what you loaded
+    yourself.  A table shared with the embeddings stays for those.  On a GPU, in float16 or float64, and where torch
+    lacks the operator, nothing is changed.
+
+    >>> stock = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.ReLU())
+    >>> x = torch.ones(1, 3)
+    >>> before = stock(x)
+    >>> packed = pack_linears(stock)
+    >>> torch.allclose(before, stock(x))
+    True
+    """
+    if not packed_linears_available():
+        return 0
+    found = [
+        (parent, name)
+        for parent in model.modules()
+        for name, child in parent.named_children()
+        if type(child) is torch.nn.Linear and child.weight.device.type == "cpu" and child.weight.dtype in PACKABLE
+    ]
+    for parent, name in found:
+        setattr(parent, name, PackedModule(getattr(parent, name)))
+    return len(found)
+
+
+@dataclass
+class Contest:
+    """One target and one draft, loaded once for both decoders.
+
+    Attributes:
+        pair: ours.
+        bare: the same without its tokenizer, so that no text is made while the clock runs.
+        target: the transformers model of the same weights, packed, its generation config cleared.
+        ends: the ids that end a text.
+        assistant: the transformers model of the draft, packed; None where the draft is no model.
+        lookup: the longest n-gram that transformers' own prompt lookup looks up; None where the draft is no lookup.
+        refusal: why transformers' assisted generation cannot take this draft; empty where it can.
+    """
+
+    pair: Pair
+    bare: Pair
+    target: Any
+    ends: list[int]
+    assistant: Any = None
+    lookup: int | None = None
+    refusal: str = ""
+
+
+def load_contest(
+    target: str | os.PathLike = PACKAGED,
+    draft: str | os.PathLike | Drafter = "lookup",
+    device: str | None = None,
+    dtype: Any = None,
+) -> Contest:
+    """Load what the benchmark compares.  It loads by name only: the models are changed.
+
+    Args:
+        target: as in `load_pair`.
+        draft: `"lookup"`, the name of a packaged draft, a folder, a hub id, an n-gram table (a .safetensors file),
+            or a drafter.
+        device, dtype: as in `load_pair`.
+
+    Raises:
+        SpecdecError: as in `load_pair`; for a model in memory; for a draft that was made for another target.
+    """
+    from transformers import GenerationConfig
+
+    drafter, assistant = load_draft(draft, target, device, dtype)  # refused, if at all, before a large target loads
+    model = load_transformers(target, device, dtype)
+    tokenizer = load_tokenizer(target)
+    ends = end_tokens(Pair(model, assistant, tokenizer))
+    pair = Pair(fast(model), drafter, tokenizer, description=f"target {target}, draft {draft}")
+    refusal, lookup = "", None
+    if isinstance(drafter, PromptLookupDrafter):
+        lookup = drafter.max_ngram
+    elif assistant is None:
+        refusal = f"transformers' assisted generation takes a model or prompt lookup, not a {type(drafter).__name__}"
+    for theirs in [model] if assistant is None else [model, assistant]:
+        pack_linears(theirs)
+        theirs.generation_config = GenerationConfig()  # no end of text, truncation or penalty but what a run asks for
+    return Contest(pair, replace(pair, tokenizer=None), model, ends, assistant, lookup, refusal)
+
+
+def load_draft(
+    draft: str | os.PathLike | Drafter,
+    target: str | os.PathLike = PACKAGED,
+    device: str | None = None,
+    dtype: Any = None,
+) -> tuple[Any, Any]:
+    """`(drafter, transformers model or None)` of what `load_contest` takes as a draft."""
+    from ..models import drafts
+
+    if draft == "lookup":
+        return PromptLookupDrafter(), None
+    if not isinstance(draft, (str, os.PathLike)):
+        if hasattr(draft, "start") and not isinstance(draft, ModelDrafter):
+            return draft, None
+        raise SpecdecError("the benchmark changes the models it runs: name the draft by its folder or hub id")
+    source = Path(drafts.packaged_drafts().get(str(draft), draft))
+    if source.suffix == ".safetensors":
+        return NGramDrafter.load(source), None
+    if (source / drafts.MANIFEST).is_file():  # one of ours: whole, and made for this target
+        ours = drafts.load_draft(source, drafts.target_hash(target), device, dtype)
+        if isinstance(ours, NGramDrafter):
+            return ours, None
+    model = load_transformers(source if source.exists() else draft, device, dtype)
+    return ModelDrafter(fast(model)), model
+
+
+def fast(model: Any) -> Any:
+    """What `load_model` makes of a transformers model."""
+    return FastLlama(model) if unsupported(model) is None else model

@@ -1,0 +1,163 @@
+"""Drafts on disk: a folder with weights, configuration and a manifest that says what they were made for and how.
+
+    model.safetensors   a shortlist model in float16, or
+    table.safetensors   an n-gram table
+    config.json         of the model
+    manifest.json       kind, target_hash, size and SHA-256 of each file, and the whole story of the training
+
+The packaged drafts are such folders under `data/drafts/`.  A draft works for the target whose text it learnt from;
+with another one it would be accepted so rarely that it only costs time, so `load_draft` refuses it.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import SpecdecError
+from . import packaged
+from .packaged import MANIFEST, sha256, write_json
+from .pair import PACKAGED, load_model, resolve
+from .shortlist import ShortlistLlamaForCausalLM
+
+DRAFTS = Path(__file__).resolve().parents[2] / "data" / "drafts"
+WEIGHTS, TABLE = "model.safetensors", "table.safetensors"
+
+
+def packaged_drafts() -> dict[str, Path]:
+    """The folders of the drafts that come with the checkout, by name."""
+    return {path.parent.name: path.parent for path in sorted(DRAFTS.glob(f"*/{MANIFEST}"))}
+
+
+def read_manifest(folder: str | os.PathLike) -> dict:
+    """What `write_draft` noted about the draft in `folder`."""
+    try:
+        manifest = json.loads((Path(folder) / MANIFEST).read_text(encoding="utf-8"))
+        manifest["kind"], manifest["target_hash"], manifest["files"]  # noqa: B018
+    except (OSError, ValueError, KeyError, TypeError):
+        raise SpecdecError(
+            f"{folder} is no draft folder (it has no {MANIFEST} of one): make one with `specdec distill`"
+        ) from None
+    return manifest
+
+
+def target_hash(name: str | os.PathLike) -> str:
+    """What identifies a target: the SHA-256 of its weights, be it the packaged one, a folder or a hub id.
+
+    Of a model in several files it is the SHA-256 of the list of theirs.
+    """
+    if str(name) == PACKAGED:
+        resolve(name)
+        return packaged.target_hash(packaged.folder())
+    files = sorted(Path(local_folder(name)).glob("model*.safetensors"))
+    if not files:
+        raise SpecdecError(f"{name} has no model.safetensors: give a model that `save_pretrained` wrote")
+    sums = [sha256(file) for file in files]
+    return sums[0] if len(sums) == 1 else hashlib.sha256("\n".join(sums).encode()).hexdigest()
+
+
+def local_folder(name: str | os.PathLike) -> str:
+    """The folder of a target; a hub id's files are brought there, if they are not in the hub's cache yet."""
+    source = resolve(name)
+    if Path(source).is_dir():
+        return source
+    from huggingface_hub import snapshot_download
+
+    wanted = ["model*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
+    try:
+        return snapshot_download(source, allow_patterns=wanted, ignore_patterns="*/*")
+    except Exception as error:  # the hub's and the network's own, and each means that the model is not to be had
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise SpecdecError(f"cannot bring {name} from the hub ({reason}): check the id, or give a folder") from error
+
+
+def write_draft(folder: str | os.PathLike, draft: Any, manifest: Mapping[str, Any]) -> dict:
+    """Write a draft; the folder appears whole or not at all, and replaces a draft that was there.
+
+    Args:
+        folder: for example `data/drafts/small`.
+        draft: a `ShortlistLlamaForCausalLM` (written in float16) or an `NGramDrafter`.
+        manifest: `target_hash` and whatever else is to be known; `kind`, `bytes` and `files` are added.
+
+    Returns:
+        The manifest as written.
+    """
+    folder = Path(folder)
+    if folder.exists() and any(folder.iterdir()):
+        read_manifest(folder)  # anything but a draft is left alone
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        if isinstance(draft, ShortlistLlamaForCausalLM):
+            kind = "model"
+            _write_model(work, draft)
+        else:
+            kind = "ngram"
+            draft.save(work / TABLE)
+        files = {}
+        for path in sorted(work.iterdir()):
+            path.chmod(0o644)  # safetensors writes for its owner alone
+            files[path.name] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
+        content = {"kind": kind, "bytes": sum(f["bytes"] for f in files.values()), "files": files} | dict(manifest)
+        write_json(work / MANIFEST, content)
+        work.chmod(0o755)
+        replaced = work.with_name(work.name + "-replaced")
+        if folder.exists():
+            folder.rename(replaced)
+        work.rename(folder)
+        shutil.rmtree(replaced, ignore_errors=True)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return content
+
+
+def _write_model(folder: Path, model: ShortlistLlamaForCausalLM) -> None:
+    from safetensors.torch import save_file
+
+    tensors = {name: t for name, t in model.state_dict().items() if name != "lm_head.weight"}  # tied
+    half = {name: t.half() if t.is_floating_point() else t for name, t in tensors.items()}
+    save_file({name: t.cpu().contiguous() for name, t in half.items()}, folder / WEIGHTS, metadata={"format": "pt"})
+    config = copy.deepcopy(model.config)
+    config.architectures = [type(model).__name__]
+    config.dtype = torch.float32  # half the bytes on disk; a CPU computes in float32 all the same
+    config.save_pretrained(folder)
+    model.generation_config.save_pretrained(folder)
+
+
+def load_draft(
+    folder: str | os.PathLike, target_hash: str | None = None, device: str | None = None, dtype: Any = None
+) -> Any:
+    """The draft in `folder`: a `FastLlama` or an `NGramDrafter`, either of which `Pair(draft=...)` takes.
+
+    Args:
+        folder: what `write_draft` wrote.
+        target_hash: of the target that it is to draft for (`target_hash(name)`); None asks no question.
+        device, dtype: as in `load_pair`.
+
+    Raises:
+        SpecdecError: no draft, a draft of another target, a damaged file.
+    """
+    folder = Path(folder)
+    manifest = read_manifest(folder)
+    if target_hash is not None and manifest["target_hash"] != target_hash:
+        raise SpecdecError(
+            f"the draft {folder.name} was made for the target {manifest['target_hash'][:12]}, the one loaded is "
+            f"{target_hash[:12]}: use a draft of this target, or make one with `specdec distill`"
+        )
+    for name, file in manifest["files"].items():
+        if not (folder / name).is_file() or sha256(folder / name) != file["sha256"]:
+            raise SpecdecError(f"{folder / name} is damaged or missing: restore it, or run `specdec distill` again")
+    if manifest["kind"] == "ngram":
+        from ..drafters import NGramDrafter
+
+        return NGramDrafter.load(folder / TABLE)
+    return load_model(folder, device, dtype)
