@@ -2,7 +2,7 @@
 
 >>> import specdec_lib as sd
 >>> sorted(sd.__all__)[:3]
-['Drafter', 'Generation', 'ModelDrafter']
+['ComposedDrafter', 'Drafter', 'Generation']
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .decode import Generation, generate, generate_plain
-    from .drafters import Drafter, ModelDrafter, NGramDrafter, PromptLookupDrafter
+    from .drafters import ComposedDrafter, Drafter, ModelDrafter, NGramDrafter, PromptLookupDrafter
     from .errors import SpecdecError
     from .models import Pair, load_pair
 
 # Names are imported on first use: torch and transformers take seconds, `import specdec_lib` must not.
 _HOME = {
+    "ComposedDrafter": "drafters",
     "Drafter": "drafters",
     "Generation": "decode",
     "ModelDrafter": "drafters",
@@ -30,6 +31,7 @@ _HOME = {
     "load_pair": "models",
 }
 __all__ = [
+    "ComposedDrafter",
     "Drafter",
     "Generation",
     "ModelDrafter",

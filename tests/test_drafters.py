@@ -108,3 +108,17 @@ def test_a_draft_with_a_short_context_stops_proposing(tiny_folder):
 def test_a_certain_draft_is_a_point_mass():
     laws = Draft([2, 0]).q(torch.zeros(3, 4))
     assert laws.tolist() == [[0, 0, 1, 0], [1, 0, 0, 0]]
+
+
+def test_a_composed_drafter_keeps_greedy_identity_and_the_law_of_who_proposed(tiny_folder):
+    model = load_model(tiny_folder("llama"), device="cpu")
+    drafter = sd.ComposedDrafter([sd.PromptLookupDrafter(min_ngram=2), sd.ModelDrafter(model)])
+    session = drafter.start(46)
+    repeated = session.propose([1, 2, 3, 1, 2], 2, Sampling(1.0), Random(0))
+    assert repeated.tokens == [3, 1] and repeated.laws is None
+    fresh = session.propose([1, 2, 3, 1, 2, 9], 2, Sampling(1.0), Random(0))
+    assert fresh.laws is not None and fresh.passes == 2
+    pair = sd.Pair(load_model(tiny_folder("llama", seed=1), device="cpu"), drafter)
+    assert sd.generate(pair, [5, 6, 5, 6], max_new_tokens=30).tokens == sd.generate_plain(pair, [5, 6, 5, 6], 30).tokens
+    with pytest.raises(sd.SpecdecError, match="at least one drafter"):
+        sd.ComposedDrafter([])

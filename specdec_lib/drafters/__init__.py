@@ -1,11 +1,13 @@
-"""Drafters: a draft model, an n-gram table, prompt lookup."""
+"""Drafters: a draft model, an n-gram table, prompt lookup, and several composed."""
 
 from .base import Draft, Drafter, DraftSession, Sampling, as_drafter
+from .composed import ComposedDrafter
 from .lookup import PromptLookupDrafter
 from .model import ModelDrafter
 from .ngram import NGramDrafter
 
 __all__ = [
+    "ComposedDrafter",
     "Draft",
     "DraftSession",
     "Drafter",
