@@ -17,6 +17,7 @@ import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -114,7 +115,7 @@ class Text:
         return len(self.tokens)
 
     def keep(self, rows: torch.Tensor) -> None:
-        """Drop the rows where the bool mask `[rows]` is false."""
+        """Drop all rows but these, given as a bool mask or as indices."""
         for name in ("tokens", "ids", "logprobs", "answering"):
             setattr(self, name, getattr(self, name)[rows])
 
@@ -171,6 +172,13 @@ def overlap(log_q: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
     return torch.minimum(p, log_q.exp()).sum(-1)
 
 
+def entry_table(model: ShortlistLlamaForCausalLM) -> torch.Tensor:
+    """The shortlist entry of each token id, -1 where it has none; int64 `[V]`."""
+    table = torch.full((model.config.vocab_size,), -1)
+    table[model.shortlist.cpu()] = torch.arange(len(model.shortlist))
+    return table
+
+
 @torch.inference_mode()
 def evaluate(model: ShortlistLlamaForCausalLM, text: Text, entry_of: torch.Tensor, batch: int = 8) -> dict[str, float]:
     """Loss, overlap and greedy agreement on the answers of a text, under teacher forcing.
@@ -213,12 +221,11 @@ def train(
     schedule is by tokens.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    model.to(device).train()
+    model.to(torch.device(device)).train()  # type: ignore[arg-type]
     optimisers = make_optimisers(model, recipe.rate)
-    state = {"seen": 0, "seconds": 0.0, "pass": 0, "position": 0, "curve": []}
+    state: dict[str, Any] = {"seen": 0, "seconds": 0.0, "pass": 0, "position": 0, "curve": []}
     state |= restore(folder, model, optimisers)
-    entry_of = torch.full((model.config.vocab_size,), -1)
-    entry_of[model.shortlist.cpu()] = torch.arange(len(model.shortlist))
+    entry_of = entry_table(model)
     kind = torch.device(device).type
     started = time.monotonic() - state["seconds"]
 
@@ -297,7 +304,8 @@ def checkpoint(folder: Path, model: torch.nn.Module, optimisers: list[torch.opti
 
 def restore(folder: Path, model: torch.nn.Module, optimisers: list[torch.optim.Optimizer]) -> dict:
     """Load the newest checkpoint that can be read; returns its state, empty for a fresh start."""
-    fresh = copy.deepcopy([x.state_dict() for x in (model, *optimisers)])
+    parts: list[Any] = [model, *optimisers]
+    fresh = copy.deepcopy([part.state_dict() for part in parts])
     for path in (folder / "checkpoint.pt", folder / "previous.pt"):
         if not path.exists():
             continue
@@ -306,14 +314,14 @@ def restore(folder: Path, model: torch.nn.Module, optimisers: list[torch.optim.O
                 if damaged := archive.testzip():
                     raise ValueError(f"damaged at {damaged}")
             held = torch.load(path, map_location="cpu", weights_only=True)
-            for x, saved in zip((model, *optimisers), (held["model"], *held["optimisers"]), strict=True):
-                x.load_state_dict(saved)
+            for part, saved in zip(parts, (held["model"], *held["optimisers"]), strict=True):
+                part.load_state_dict(saved)
             return held["state"]
         except Exception as error:  # whatever is wrong with the file, the one before it is the way on
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             log.warning("the checkpoint %s cannot be used (%s): trying the one before it", path.name, reason)
-            for x, saved in zip((model, *optimisers), fresh, strict=True):
-                x.load_state_dict(saved)
+            for part, saved in zip(parts, fresh, strict=True):
+                part.load_state_dict(saved)
     if (folder / "checkpoint.pt").exists():
         log.warning("no checkpoint can be used: training starts anew")
     return {}

@@ -42,7 +42,7 @@ def read_manifest(folder: str | os.PathLike) -> dict:
     """What `write_draft` noted about the draft in `folder`."""
     try:
         manifest = json.loads((Path(folder) / MANIFEST).read_text(encoding="utf-8"))
-        manifest["kind"], manifest["target_hash"], manifest["files"]  # noqa: B018
+        manifest["kind"], manifest["target_hash"], manifest["files"]
     except (OSError, ValueError, KeyError, TypeError):
         raise SpecdecError(
             f"{folder} is no draft folder (it has no {MANIFEST} of one): make one with `specdec distill`"
@@ -103,7 +103,7 @@ def write_draft(folder: str | os.PathLike, draft: Any, manifest: Mapping[str, An
         else:
             kind = "ngram"
             draft.save(work / TABLE)
-        files = {}
+        files: dict[str, dict[str, Any]] = {}
         for path in sorted(work.iterdir()):
             path.chmod(0o644)  # safetensors writes for its owner alone
             files[path.name] = {"bytes": path.stat().st_size, "sha256": sha256(path)}

@@ -1,0 +1,42 @@
+"""The door in the shell: `specdec distill`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def distill(
+    out: Annotated[str, typer.Argument(help="Folder of the draft to make, for example data/drafts/small.")],
+    target: Annotated[str, typer.Option(help="'packaged', a model folder, or a hub id.")] = "packaged",
+    kind: Annotated[str, typer.Option(help="'model', or 'ngram' for a table.")] = "model",
+    tokens: Annotated[int, typer.Option(help="Of the target's text to learn from.")] = 1_000_000,
+    layers: Annotated[int, typer.Option(help="Of the draft.")] = 2,
+    width: Annotated[int, typer.Option(help="Of the draft.")] = 256,
+    heads: Annotated[int, typer.Option(help="Of the draft.")] = 4,
+    shortlist: Annotated[int, typer.Option(help="How many tokens it can propose.")] = 8192,
+    passes: Annotated[float, typer.Option(help="Over the text.")] = 10.0,
+    batch: Annotated[int, typer.Option(help="Rows a step.")] = 8,
+    rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 2e-3,
+    budget: Annotated[float | None, typer.Option(help="Minutes for text and training; half for the text.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="In which the target writes.")] = None,
+    seed: Annotated[int, typer.Option(help="Of everything.")] = 0,
+    work: Annotated[str | None, typer.Option(help="Folder of text and checkpoints (default: data/text).")] = None,
+    prompts: Annotated[str | None, typer.Option(help="Measure on these (.jsonl) instead of the packaged ones.")] = None,
+) -> None:
+    """Make a draft for a target: it writes text, the draft learns from it and is measured.  Interrupted, it goes on."""
+    from .progress import Board
+    from .recipe import Job, distill
+
+    board = Board()
+    job = Job(
+        out, target, kind, tokens, layers, width, heads, shortlist, passes, batch, rate, budget, device, dtype, seed,
+        work, prompts,
+    )  # fmt: skip
+    try:
+        distill(job, board)
+    except KeyboardInterrupt:
+        board.say("interrupted: the same command goes on from here")
+        raise typer.Exit(130) from None

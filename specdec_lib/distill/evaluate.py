@@ -1,0 +1,159 @@
+"""What a draft is worth on the benchmark's prompts, under teacher forcing.
+
+The target answers each prompt twice, greedily and at temperature 1.  On the greedy text counts whether the draft
+has the same most probable token; on the sampled one the overlap `sum_x min(p(x), q(x))` of the two laws over the
+whole vocabulary, which is the probability that a draft token is kept (Theorem 3.5).
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..bench.prompts import Prompt
+from ..decode import generate_plain
+from ..distributions import overlap, softmax
+from ..drafters import NGramDrafter
+from ..models import Pair, open_session
+from ..models.pair import vocabulary_size
+
+POSITIONS = 8
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A prompt and the target's two answers, in token ids."""
+
+    id: str
+    kind: str
+    prompt: list[int]
+    greedy: list[int]
+    sampled: list[int]
+
+
+def encode(tokenizer: Any, prompt: Prompt) -> list[int]:
+    """The ids of a prompt: by the chat template, or the turns as paragraphs where there is none."""
+    if getattr(tokenizer, "chat_template", None):
+        text = tokenizer.apply_chat_template(prompt.messages, tokenize=False, add_generation_prompt=True)
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
+    return tokenizer("\n\n".join(m["content"] for m in prompt.messages))["input_ids"]
+
+
+def target_answers(
+    pair: Pair,
+    prompts: Sequence[Prompt],
+    file: Path,
+    max_new_tokens: int,
+    seed: int = 0,
+    tick: Callable[[float], object] = lambda share: None,
+) -> list[Answer]:
+    """The target's answers, one at a time into `file`: what is there already is not computed again.
+
+    Args:
+        pair: target and tokenizer.
+        prompts: the benchmark's.
+        file: JSON lines; of this target, length and seed, since a line is known by its prompt alone.
+        max_new_tokens: length of each answer, if no end-of-sequence token comes first.
+        seed: of the sampled answers.
+        tick: called with the share that is done.
+    """
+    known = {(a.id, tuple(a.prompt)): a for a in _read(file)}
+    answers = []
+    for number, prompt in enumerate(prompts):
+        tick(number / len(prompts))
+        ids = encode(pair.tokenizer, prompt)
+        answer = known.get((prompt.id, tuple(ids)))
+        if answer is None:
+            own = seed + zlib.crc32(prompt.id.encode())  # a stream of its own, whichever prompts come before it
+            greedy, sampled = (
+                generate_plain(pair, ids, max_new_tokens, temperature=t, seed=own).tokens[0] for t in (0.0, 1.0)
+            )
+            answer = Answer(prompt.id, prompt.kind, ids, greedy, sampled)
+            with open(file, "a", encoding="utf-8") as lines:
+                lines.write("\n" + json.dumps(asdict(answer)))
+        answers.append(answer)
+    return answers
+
+
+def _read(file: Path) -> list[Answer]:
+    answers = []
+    for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else []:
+        try:
+            answers.append(Answer(**json.loads(line)))
+        except (ValueError, TypeError):
+            continue  # empty, or the torn line of a run that was killed
+    return answers
+
+
+def draft_logits(draft: Any, ids: Sequence[int], last: int, vocabulary: int) -> torch.Tensor:
+    """Logits after the last `last` of `ids`, `[last, vocabulary]`, of a model or of a table (0 and minus infinity)."""
+    if isinstance(draft, NGramDrafter):
+        reach = max(draft.order - 1, 1)
+        tokens = [draft.following(ids[max(end - reach, 0) : end]) for end in range(len(ids) - last + 1, len(ids) + 1)]
+        return torch.full((last, vocabulary), -torch.inf).scatter_(1, torch.tensor(tokens)[:, None], 0)
+    session = open_session(draft, capacity=len(ids))
+    return session.feed(torch.tensor([list(ids)], device=session.device), last=last)[0].float()
+
+
+def evaluate_draft(
+    target: Any, draft: Any, answers: Sequence[Answer], tick: Callable[[float], object] = lambda share: None
+) -> dict:
+    """Agreement with the target's greedy text and overlap on its sampled text.
+
+    Returns:
+        `agreement` and `overlap`, means over all tokens; `by_position`, see there; `kinds`, the two means by kind;
+        `tokens`, how many of greedy and of sampled text.
+    """
+    vocabulary = vocabulary_size(target)
+    agreements: dict[str, list[np.ndarray]] = {}
+    overlaps: dict[str, list[np.ndarray]] = {}
+    for number, answer in enumerate(answers):
+        tick(number / len(answers))
+        ids = answer.prompt + answer.greedy
+        proposed = draft_logits(draft, ids[:-1], len(answer.greedy), vocabulary).argmax(-1)
+        agreements.setdefault(answer.kind, []).append(proposed.cpu().numpy() == np.array(answer.greedy))
+        ids, count = answer.prompt + answer.sampled, len(answer.sampled)
+        p = softmax(draft_logits(target, ids[:-1], count, vocabulary))
+        q = softmax(draft_logits(draft, ids[:-1], count, vocabulary)).to(p.device)
+        overlaps.setdefault(answer.kind, []).append(overlap(p, q).cpu().numpy())
+    greedy = [text for texts in agreements.values() for text in texts]
+    sampled = [text for texts in overlaps.values() for text in texts]
+    mean = lambda arrays: round(float(np.concatenate(arrays).mean()), 4)  # noqa: E731
+    return {
+        "agreement": mean(greedy),
+        "overlap": mean(sampled),
+        "by_position": by_position(greedy),
+        "kinds": {kind: {"agreement": mean(agreements[kind]), "overlap": mean(overlaps[kind])} for kind in agreements},
+        "tokens": {"greedy": sum(map(len, greedy)), "sampled": sum(map(len, sampled))},
+    }
+
+
+def by_position(agreements: Sequence[np.ndarray], positions: int = POSITIONS) -> list[float]:
+    """Of the drafts whose first `i - 1` tokens agreed, the share whose `i`-th does, for `i = 1, 2, ...`.
+
+    A draft that starts anywhere in a text is counted.  While it agrees, its own prefix is the text's, so that the
+    agreements under teacher forcing are those of free drafts.
+
+    Args:
+        agreements: bool `[length]` of each text.
+
+    >>> by_position([np.array([True, True, False, True])])  # 3 of 4; 1 of 2; 0 of 1
+    [0.75, 0.5, 0.0]
+    """
+    result = []
+    agreed = [np.ones(len(text), bool) for text in agreements]  # by start: all positions before the current one
+    for position in range(positions):
+        agreed = [starts[: max(len(starts) - 1, 0)] if position else starts for starts in agreed]
+        tested = sum(int(starts.sum()) for starts in agreed)
+        if not tested:
+            break
+        agreed = [starts & text[position:] for starts, text in zip(agreed, agreements, strict=True)]
+        result.append(round(sum(int(starts.sum()) for starts in agreed) / tested, 4))
+    return result

@@ -1,0 +1,335 @@
+"""From a target to a draft: its text, the training, the measurement, the folder.
+
+Each step goes on from where it was interrupted: missing shards are written, the training resumes from its last
+checkpoint, the target's answers to the benchmark are kept.  What cannot work is said before the first long step.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..bench.prompts import load_prompts
+from ..errors import SpecdecError
+from ..models import Pair, load_model, load_tokenizer, load_transformers
+from ..models.drafts import local_folder, read_manifest, target_hash, write_draft
+from ..models.fast import FastLlama
+from ..models.packaged import home
+from ..models.pair import PACKAGED, device_and_dtype, resolve
+from ..report.environment import versions
+from . import ngram
+from .evaluate import encode, evaluate_draft, target_answers
+from .folder import TextFolder
+from .needs import check_needs
+from .progress import Board
+from .text import LENGTH, ROWS, Turns
+from .train import Recipe, Text, build, entry_table, evaluate, fast_bfloat16, train
+from .unseen import rows_with, split
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to make.
+
+    Attributes:
+        out: folder of the draft; its name is the draft's.
+        target: `"packaged"`, a model folder or a hub id.
+        kind: `"model"`, or `"ngram"` for a table, which the attributes from `layers` to `rate` do not concern.
+        tokens: of the target's text to train on.
+        layers, width, heads: shape of the draft.
+        shortlist: how many tokens it can propose.
+        passes: over the text.
+        batch: rows a step.
+        rate: peak learning rate.
+        budget: minutes for text and training, at most half of them for the text; None sets no limit.
+        device: `"cpu"`, `"cuda"`, `"cuda:1"`; None takes the GPU if there is one.
+        dtype: in which the target writes; None takes bfloat16 where that is quick, else float32.
+        seed: of everything.
+        work: folder of text, checkpoints and answers, for one target; None is `data/text`.
+        prompts: what to measure on, as `load_prompts` takes it; None takes the packaged ones.
+        max_new_tokens: length of the answers that are measured on.
+        rows, length: of a shard of text.
+        every: seconds between checkpoints.
+    """
+
+    out: str | Path
+    target: str = PACKAGED
+    kind: str = "model"
+    tokens: int = 1_000_000
+    layers: int = 2
+    width: int = 256
+    heads: int = 4
+    shortlist: int = 8192
+    passes: float = 10.0
+    batch: int = Recipe.batch
+    rate: float = Recipe.rate
+    budget: float | None = None
+    device: str | None = None
+    dtype: str | None = None
+    seed: int = 0
+    work: str | Path | None = None
+    prompts: str | Path | None = None
+    max_new_tokens: int = 64
+    rows: int = ROWS
+    length: int = LENGTH
+    every: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("model", "ngram"):
+            raise SpecdecError(f"unknown kind of draft {self.kind!r}: use 'model' or 'ngram'")
+        whole = ("tokens", "layers", "width", "heads", "shortlist", "batch", "max_new_tokens", "rows")
+        for name in (*whole, "passes", "rate", *(["budget"] if self.budget is not None else [])):
+            value = getattr(self, name)
+            kinds = (int,) if name in whole else (int, float)
+            if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value < math.inf:
+                raise SpecdecError(f"{name} must be a {'whole ' if name in whole else ''}number above 0, got {value!r}")
+        if self.width % (2 * self.heads):
+            raise SpecdecError(
+                f"the width {self.width} must be a multiple of 2 x {self.heads} heads: change one of them"
+            )
+
+    @property
+    def recipe(self) -> Recipe:
+        """Of the training; its length follows from the text's."""
+        tokens = round(self.tokens * self.passes)
+        return Recipe(self.layers, self.width, self.heads, self.shortlist, tokens, self.batch, self.rate, self.seed)
+
+
+@dataclass
+class Ready:
+    """What is known once the job has been checked."""
+
+    job: Job
+    device: str
+    folder: str  # of the target
+    hash: str
+    config: Any
+    tokenizer: Any
+    turns: Turns
+    context: int
+    text: TextFolder
+    prompts: list = field(default_factory=list)
+
+    @property
+    def run(self) -> Path:
+        """The folder of this training: the same job finds it again, another one does not."""
+        job = self.job
+        identity = [asdict(job.recipe), self.hash, job.tokens, job.rows, job.length]
+        digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:8]
+        return self.text.path / "runs" / f"{job.layers}x{job.width}-{digest}"
+
+
+def distill(job: Job, board: Board | None = None) -> dict:
+    """Make a draft; returns its manifest, as `write_draft` wrote it.
+
+    Raises:
+        SpecdecError: before any long step, for input that cannot be used.
+    """
+    board = board or Board()
+    ready = prepare(job)
+    shards = write_text(ready, board)
+    train_text, held_out, left_out = read_text(ready, shards, board)
+    story: dict[str, Any] = {
+        "target": Path(job.target).name if Path(job.target).exists() else str(job.target),
+        "target_hash": ready.hash,
+        "text": {
+            "tokens": train_text.tokens.numel(),
+            "held_out_tokens": held_out.tokens.numel(),
+            "rows_left_out": left_out,
+            "seconds": round(ready.text.seconds),
+            "seed": job.seed,
+            "dtype": ready.text.note["dtype"],
+        },
+        "versions": versions(),
+    }
+    if job.kind == "ngram":
+        with board.step("fitting the n-gram table"):
+            draft, trials = ngram.choose(train_text, held_out)
+        story["trials"] = trials
+        scored: Any = draft
+    else:
+        draft, training = train_model(ready, train_text, held_out, board)
+        story |= {"recipe": asdict(job.recipe), "training": training}
+        scored = FastLlama(draft)
+    del train_text, held_out
+    story["benchmark"] = measure(ready, scored, board)
+    written = write_draft(job.out, draft, story)
+    board.say(summary(job.out, written))
+    return written
+
+
+def prepare(job: Job) -> Ready:
+    """Check the job against target, machine and folders, and refuse what cannot work."""
+    from transformers import AutoConfig
+
+    where, _ = device_and_dtype(job.device, job.dtype)
+    out = Path(job.out)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        read_manifest(out)  # anything but a draft is left alone
+    prompts = load_prompts(job.prompts)
+    source = resolve(job.target)
+    try:
+        config = AutoConfig.from_pretrained(source)
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise SpecdecError(f"cannot read the configuration of {job.target}: {reason}") from error
+    if config.is_encoder_decoder:
+        raise SpecdecError(f"{job.target} has an encoder, and a draft learns from a decoder alone: name another target")
+    tokenizer = load_tokenizer(job.target)
+    turns = Turns.of(tokenizer)
+    model = config.get_text_config()
+    limit = getattr(model, "max_position_embeddings", None) or 1 << 30
+    shortest = len(turns.start) + len(turns.to_assistant) + 2
+    if not shortest <= job.length <= limit:
+        raise SpecdecError(f"rows of {job.length} tokens do not suit {job.target}: use {shortest} to {limit}")
+    if job.kind == "ngram" and model.vocab_size > 1 << 16:
+        raise SpecdecError(
+            f"an n-gram table takes up to 65,536 tokens, {job.target} has {model.vocab_size}: use a model"
+        )
+    for prompt in prompts:
+        if (ids := len(encode(tokenizer, prompt))) + job.max_new_tokens > limit:
+            raise SpecdecError(
+                f"the prompt {prompt.id} of {ids} tokens and {job.max_new_tokens} new ones exceed the target's "
+                f"context of {limit}: leave it out, or lower max_new_tokens"
+            )
+    work = Path(job.work) if job.work is not None else home() / "text"
+    check_needs(job, config, where, work)
+    folder = local_folder(job.target)
+    identity = target_hash(job.target)
+    default = "bfloat16" if fast_bfloat16(where.type) else "float32"
+    text = TextFolder(work, identity, job.seed, job.rows, job.length, job.dtype, default)
+    return Ready(job, str(where), folder, identity, config, tokenizer, turns, limit, text, prompts)
+
+
+def write_text(ready: Ready, board: Board) -> list[Path]:
+    """The shards, those that were missing included."""
+    job, text = ready.job, ready.text
+    count = text.shards_for(job.tokens)
+    if missing := text.missing(count):
+        board.say(f"text: {len(missing)} of {count} shards of {job.rows} x {job.length} tokens to write in {text.path}")
+    limit = math.inf if job.budget is None else job.budget * 60 / 2
+    with board.step("the target writes") as tick:
+        return text.write(ready.folder, ready.tokenizer, count, ready.device, limit, tick)
+
+
+def read_text(ready: Ready, shards: list[Path], board: Board) -> tuple[Text, Text, int]:
+    """Text to train on, text to measure on, and how many rows were left out for what they share with a prompt."""
+    train_shards, held_out_shards = split(shards)
+    train_text, held_out = (Text(s, ready.turns.header, ready.turns.ends) for s in (train_shards, held_out_shards))
+    contents = [message["content"] for prompt in ready.prompts for message in prompt.messages]
+    prompts = [ready.tokenizer(text, add_special_tokens=False)["input_ids"] for text in contents]
+    seen = torch.from_numpy(rows_with(train_text.tokens.numpy(), prompts))
+    train_text.keep(~seen)
+    for name, text in (("train on", train_text), ("measure on", held_out)):
+        if not text.answering.any():
+            raise SpecdecError(f"the text holds no answer to {name}: use more tokens, or longer rows")
+    left_out = int(seen.sum())
+    board.say(
+        f"text: {train_text.tokens.numel():,} tokens to train on, {held_out.tokens.numel():,} held out; "
+        f"{left_out} rows left out because they share 12 tokens with a benchmark prompt"
+    )
+    return train_text, held_out, left_out
+
+
+def train_model(ready: Ready, text: Text, held_out: Text, board: Board) -> tuple[Any, dict]:
+    """The trained draft, with weights that float16 can hold, and the story of its training."""
+    job, recipe = ready.job, ready.job.recipe
+    target = load_transformers(ready.folder, "cpu", "float32")
+    table = target.get_input_embeddings().weight.detach().clone()
+    del target
+    model_config = ready.config.get_text_config()
+    end = ready.turns.ends[0] if model_config.eos_token_id is None else model_config.eos_token_id
+    settings = {
+        "bos_token_id": model_config.bos_token_id,
+        "eos_token_id": end,
+        "pad_token_id": model_config.pad_token_id if model_config.pad_token_id is not None else np.ravel(end)[0].item(),
+        "max_position_embeddings": ready.context,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+    }
+    shortlist, coverage = choose_shortlist(text, recipe.shortlist, len(table), [*ready.turns.ends, *np.ravel(end)])
+    model = build(recipe, shortlist, table, settings)
+    board.say(f"draft: {sum(p.numel() for p in model.parameters()):,} parameters; its run is {ready.run}")
+
+    def report(entry: dict) -> None:
+        said = ", ".join(f"{name} {entry[name]:.3f}" for name in ("loss", "overlap", "agreement"))
+        board.say(f"{entry['tokens']:,} tokens in {entry['seconds']} s; on held-out text: {said}")
+
+    seconds = math.inf if job.budget is None else max(job.budget * 60 - ready.text.seconds, job.budget * 30)
+    with board.step("training") as tick:
+        curve = train(
+            recipe, model, lambda: text, held_out, ready.run, report, seconds, job.every, ready.device, tick
+        )  # fmt: skip
+    model.half().float()
+    entries = entry_table(model)
+    rows = text.answering.any(1).nonzero()[:, 0]
+    text.keep(rows[:: max(len(rows) // len(held_out), 1)])  # a sample as large as the held-out text
+    scores = {
+        "on_training_text": evaluate(model, text, entries),
+        "on_held_out_text": evaluate(model, held_out, entries),
+    }
+    return model.eval(), {
+        "device": ready.device,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "tokens": curve[-1]["tokens"],
+        "seconds": curve[-1]["seconds"],
+        "coverage": round(coverage, 4),
+        **{name: rounded(score) for name, score in scores.items()},
+        "curve": [rounded(entry) for entry in curve],
+    }
+
+
+def choose_shortlist(text: Text, size: int, vocabulary: int, always: list[int]) -> tuple[np.ndarray, float]:
+    """The tokens most to be expected in answers, ascending, and their share of the expectation.
+
+    Counted are the tokens of the answers and, with their probabilities, those that the target might have written.
+
+    Args:
+        text: the target's.
+        size: how many tokens; at most the vocabulary.
+        vocabulary: of the target.
+        always: ids that are in, whatever their count.
+    """
+    counts = torch.bincount(text.tokens[text.answering], minlength=vocabulary).double()
+    for ids, logprobs in zip(
+        text.ids[text.answering].split(8192), text.logprobs[text.answering].split(8192), strict=True
+    ):
+        counts.index_add_(0, ids.long().flatten(), logprobs.double().exp().flatten())
+    rank = counts.clone()
+    rank[torch.tensor(always)] = torch.inf
+    chosen = rank.argsort(descending=True, stable=True)[:size].sort().values
+    return chosen.numpy(), float(counts[chosen].sum() / counts.sum())
+
+
+def measure(ready: Ready, draft: Any, board: Board) -> dict:
+    """The draft on the benchmark's prompts."""
+    job = ready.job
+    target = load_model(ready.folder, ready.device)
+    file = ready.text.path / f"answers-{ready.hash[:12]}-{job.max_new_tokens}-{job.seed}.jsonl"
+    with board.step("the target answers the benchmark") as tick:
+        pair = Pair(target, None, ready.tokenizer)
+        answers = target_answers(pair, ready.prompts, file, job.max_new_tokens, job.seed, tick)
+    start = time.monotonic()
+    with board.step("measuring the draft") as tick:
+        result = evaluate_draft(target, draft, answers, tick)
+    return result | {"max_new_tokens": job.max_new_tokens, "seconds": round(time.monotonic() - start)}
+
+
+def rounded(entry: dict) -> dict:
+    return {name: round(value, 4) for name, value in entry.items()}
+
+
+def summary(out: str | Path, manifest: dict) -> str:
+    result = manifest["benchmark"]
+    kinds = ", ".join(f"{kind} {one['overlap']:.2f}/{one['agreement']:.2f}" for kind, one in result["kinds"].items())
+    return (
+        f"{out}: {manifest['bytes'] / 1e6:.1f} MB; on the benchmark's prompts overlap {result['overlap']:.3f} at "
+        f"temperature 1, greedy agreement {result['agreement']:.3f} ({kinds})"
+    )
