@@ -129,16 +129,17 @@ def answer_positions(tokens: torch.Tensor, header: Sequence[int], end: int | Seq
     [[0, 0, 1, 1, 1, 0, 0, 0, 0]]
     """
     ended = torch.isin(tokens, torch.as_tensor(end))
+    if not header:
+        return ~ended
     starts = torch.ones_like(tokens, dtype=torch.bool)
     for back, token in enumerate(reversed(header)):
         starts &= torch.roll(tokens, back, dims=1) == token
-    starts[:, : max(len(header) - 1, 0)] = False
-    event = starts.int() - ended.int()
-    state = torch.zeros(len(tokens), dtype=torch.int)
+    starts[:, : len(header) - 1] = False
+    state = torch.zeros(len(tokens), dtype=torch.bool)
     result = torch.zeros_like(starts)
     for t in range(tokens.shape[1]):
-        state = torch.where(event[:, t] != 0, (event[:, t] > 0).int(), state)
-        result[:, t] = state > 0
+        state = starts[:, t] | (state & ~ended[:, t])  # a header of one token may be an end token as well
+        result[:, t] = state
     return result
 
 
