@@ -32,6 +32,7 @@ from ..models.session import Session, open_session
 from ..theory import Prediction, predict
 from .packed import load_draft
 
+SWEEPS = 3  # times that each cost is taken on one text; the middle one counts
 FEWEST = 6  # of n values the extremes enclose the median with probability 1 - 2^(1-n): 95 % from n = 6 on
 
 
@@ -208,8 +209,14 @@ class CostMeter:
         target.rollback(0)
         target.feed(torch.tensor([prefix], device=device), last=0)
         propose(prefix)
-        passes = pass_seconds(target, self.positions, self.order)
-        drafted = propose(prefix)  # right after a pass of the target, as in a round: its weights are not in the caches
+        sweeps, drafts = [], []
+        for _ in range(SWEEPS):
+            sweeps.append(pass_seconds(target, self.positions, self.order))
+            drafts.append(
+                propose(prefix)
+            )  # after passes of the target, as in a round: its weights have left the caches
+        drafted = float(np.median(drafts))
+        passes = np.median(sweeps, axis=0).tolist()
         return passes, drafted, (read_target, max(read_draft - drafted, 0.0))
 
     def costs(self, plain: Sequence[Round], drafted: Sequence[Round]) -> Costs:

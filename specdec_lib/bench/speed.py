@@ -131,7 +131,7 @@ def _race(
     for index, (prompt, ids) in enumerate(encoded):
         draws = random.Random(f"{seed}/{prompt.id}")
         settings: dict[str, Any] = {"gamma": gamma, "temperature": temperature}
-        free = {"max_new_tokens": max_new_tokens, "seed": draws.getrandbits(32), "eos": contest.ends}
+        free: dict[str, Any] = {"max_new_tokens": max_new_tokens, "seed": draws.getrandbits(32), "eos": contest.ends}
         length = len(generate(contest.bare, ids, **free, **settings).tokens[0])
         seeds = {arm: draws.getrandbits(32) for arm in arms}
         for arm in arms:

@@ -1,0 +1,236 @@
+"""`specdec bench`: whether drafting pays, by how much, and what the runtime analysis says of it."""
+
+from __future__ import annotations
+
+import json
+import math
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Optional
+
+import typer
+
+from ..errors import SpecdecError
+
+if TYPE_CHECKING:  # heavy modules are imported on use: the shell's other doors import this one too
+    from rich.console import Console
+    from rich.table import Table
+
+BUSY = 0.2  # the share of the CPU that others may use before a note says so
+
+
+def bench(
+    target: Annotated[str, typer.Option(help="'packaged', a model folder, or a hub id.")] = "packaged",
+    draft: Annotated[str, typer.Option(help="A packaged draft, a folder, a hub id, or 'lookup'.")] = "lookup",
+    gamma: Annotated[int, typer.Option(help="Tokens drafted a round.")] = 5,
+    temperature: Annotated[Optional[list[float]], typer.Option(help="0 is greedy; may be repeated.")] = None,  # noqa: UP045
+    max_new_tokens: Annotated[int, typer.Option(help="Longest answer; shorter ones end where they end.")] = 64,
+    limit: Annotated[int, typer.Option(help="Prompts of each kind.")] = 4,
+    prompts: Annotated[Optional[str], typer.Option(help="A .jsonl file, a folder of them, or a hub data set.")] = None,  # noqa: UP045
+    seed: Annotated[int, typer.Option(help="Of the choice of prompts and of all draws.")] = 0,
+    json_file: Annotated[Optional[Path], typer.Option("--json", help="Write all numbers to this file.")] = None,  # noqa: UP045
+    quick: Annotated[bool, typer.Option("--quick", help="A first look: 1 prompt of each kind, 32 tokens.")] = False,
+) -> None:
+    """Time drafting against transformers' own decoding, plain and assisted, and against what theory predicts."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from ..decode import check_lengths
+    from ..drafters import Sampling
+    from ..report.environment import environment
+    from ..report.folder import write_text
+    from .costs import footprint
+    from .packed import load_contest
+    from .prompts import load_prompts
+    from .summary import measure
+
+    if quick:
+        limit, max_new_tokens = 1, min(max_new_tokens, 32)
+    temperatures = temperature or [0.0]
+    check_lengths(gamma, max_new_tokens)
+    for t in temperatures:
+        Sampling(t)
+    if json_file is not None and not json_file.absolute().parent.is_dir():
+        raise SpecdecError(f"there is no folder {json_file.absolute().parent}: make it, or name another --json file")
+    chosen = load_prompts(prompts, limit=limit, seed=seed)
+    contest = load_contest(target, draft)
+    busy = cpu_use()
+
+    console = Console(highlight=False, soft_wrap=True)
+    runs: list[dict[str, Any]] = []
+    memory, remarks = None, []
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        for t in temperatures:
+            task = progress.add_task(f"decoding at temperature {t:g}", total=len(chosen))
+            tick = partial(progress.advance, task)
+            runs.append(measure(contest, chosen, gamma, max_new_tokens, t, seed, tick))
+            if "interrupted" in runs[-1]:
+                break
+        progress.add_task("memory and loading", total=None)
+        try:
+            memory = footprint(target, draft, gamma, repeats=1 if quick else 3)
+        except (SpecdecError, KeyboardInterrupt) as error:
+            remarks = [f"memory and loading times were not measured: {error or 'interrupted'}"]
+
+    if busy > BUSY:
+        remarks.append(f"other programs used {busy:.0%} of the CPU before the start: repeat this on a quiet machine")
+    for run in runs:
+        run["notes"] += remarks
+    result = {
+        **runs[0],
+        "setting": {"target": target, "draft": draft, "gamma": gamma, "max_new_tokens": max_new_tokens}
+        | {"prompts": prompts or "packaged", "limit": limit, "seed": seed},
+        "memory": memory and {name: memory[name] for name in ("plain", "drafted")},
+        "loading": memory and memory["loading"],
+        "cpu_use_before": busy,
+        "environment": environment(),
+        "runs": runs,
+    }
+    console.print(
+        f"\n{contest.pair.description}, gamma {gamma}, at most {max_new_tokens} new tokens a prompt", style="bold"
+    )
+    for run in runs:
+        show(run, console)
+    if memory:
+        console.print(footprint_table(memory))
+    if json_file is not None:
+        write_text(json_file, json.dumps(finite(result), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+        console.print(f"all numbers: {json_file}", style="dim")
+
+
+def cpu_use() -> float:
+    """The share of the CPU in use during one second in which this process sleeps."""
+    import psutil
+
+    return psutil.cpu_percent(interval=1.0) / 100
+
+
+def finite(value: Any) -> Any:
+    """The value with NaN and infinity as None: JSON has no word for them."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# -- what a person reads -------------------------------------------------------------------------------
+
+
+def number(value: float | None, low: float | None = None, high: float | None = None) -> str:
+    """Three digits, and the interval where there is one."""
+    if value is None or not math.isfinite(value):
+        return "-"
+    return f"{value:.3g}" + ("" if low is None or high is None else f" [{low:.3g}, {high:.3g}]")
+
+
+def estimate(run: dict[str, Any], name: str) -> str:
+    return number(run[name], run[f"{name}_low"], run[f"{name}_high"])
+
+
+def table(title: str, *heads: str) -> Table:
+    from rich.table import Table
+
+    made = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2))
+    for i, head in enumerate(heads):
+        made.add_column(head, justify="right" if i else "left", no_wrap=True)
+    return made
+
+
+def verdict(run: dict[str, Any]) -> str:
+    """The one sentence that the run comes down to."""
+    speed, low, high = run["speedup"], run["speedup_low"], run["speedup_high"]
+    told = f"{speed:.2f} times as fast as transformers' own decoding of this target"
+    if low is None:
+        return f"{told}, from too few prompts for a verdict."
+    told += f" (95 %: {low:.2f} to {high:.2f})"
+    if low > 1:
+        return f"Drafting pays here: {told}."
+    if high < 1:
+        return f"Drafting does not pay here: {told}."
+    return f"No verdict, the interval encloses 1: {told}."
+
+
+def show(run: dict[str, Any], console: Console) -> None:
+    """Print one temperature's numbers."""
+    console.print(f"\nTemperature {run['temperature']:g}. {verdict(run)}\n", style="bold")
+    speeds = table("Times as fast", "", "measured", "theorem", "all terms")
+    rows = [
+        ("ours drafted : transformers one by one", "speedup", "predicted", "predicted_extended"),
+        ("ours drafted : transformers assisted", "vs_assisted", None, None),
+        ("ours drafted : ours one by one", "own_speedup", "own_predicted", "own_predicted_extended"),
+        ("ours one by one : transformers one by one", "plain_ratio", None, None),
+    ]
+    for label, name, *predicted in rows:
+        speeds.add_row(label, estimate(run, name), *(number(run[key]) if key else "" for key in predicted))
+    console.print(speeds)
+    console.print(
+        "The analysis predicts the third row; times the fourth, as measured, that predicts the first.\n", style="dim"
+    )
+
+    terms = table("From the theorem to the prediction (ours drafted : ours one by one)", *run["factors"], "measured")
+    for column in terms.columns:
+        column.justify = "right"
+    terms.add_row(*map(number, run["factors"].values()), number(run["own_speedup"]))
+    console.print(terms, "")
+
+    costs = table("What it is made of", "", "", "")
+    v = run["verification_cost"]
+    for label, value, meaning in [
+        ("acceptance rate alpha", estimate(run, "alpha"), "kept of the tested draft tokens"),
+        ("alpha by position", " ".join(f"{a:.2f}" for a in run["alpha_by_position"]), "in the draft"),
+        ("block efficiency", number(run["block_efficiency"]), "new tokens a target pass"),
+        ("cost coefficient c", estimate(run, "cost_coefficient"), "a draft step, in target passes"),
+        ("verification v(1), v(2), ...", " ".join(f"{x:.2f}" for x in v), "a pass over n positions, in target passes"),
+        ("outside the models", estimate(run, "overhead_per_round"), "a round, in target passes"),
+        ("one target pass", number(1000 * run["target_pass_seconds"]) + " ms", "over one position"),
+        (
+            "reading a prompt",
+            f"{number(run['prefill_target'])} + {number(run['prefill_draft'])}",
+            "target + draft, in target passes",
+        ),
+    ]:
+        costs.add_row(label, value, meaning)
+    costs.columns[2].justify = "left"
+    costs.show_header = False
+    console.print(costs, "")
+
+    from .speed import ARMS
+
+    decoders = table("Decoders", "", "tokens/s", "first token", "all prompts")
+    for arm, d in run["decoders"].items():
+        seconds = f"{d['seconds']:.1f} s"
+        decoders.add_row(
+            ARMS[arm], f"{d['tokens_per_second']:.1f}", f"{1000 * d['first_token_seconds']:.0f} ms", seconds
+        )
+    console.print(decoders, "")
+
+    kinds = table("By kind of prompt", "", "prompts", "times as fast", "vs assisted", "alpha", "tokens a pass")
+    for kind, k in run["kinds"].items():
+        kinds.add_row(
+            kind.replace("_", " "),
+            str(k["prompts"]),
+            estimate(k, "speedup"),
+            number(k["vs_assisted"]),
+            number(k["alpha"]),
+            number(k["block_efficiency"]),
+        )
+    console.print(kinds, "")
+    for note in run["notes"]:
+        console.print(f"Note: {note}.", style="yellow")
+
+
+def footprint_table(memory: dict[str, Any]) -> Table:
+    """Memory with and without the draft, and loading times."""
+    made = table("Memory and loading, in processes of their own", "", "peak", "after decoding", "on the GPU")
+    for name, label in (("plain", "without the draft"), ("drafted", "with the draft")):
+        m = memory[name]
+        made.add_row(
+            label, *("-" if m[k] is None else f"{m[k]:.0f} MiB" for k in ("peak_mib", "resident_mib", "gpu_mib"))
+        )
+    t = memory["loading"]
+    made.caption = (
+        f"Libraries {t['import_seconds']:.1f} s, target {t['target_seconds']:.1f} s, draft {t['draft_seconds']:.2f} s."
+    )
+    made.caption_justify = "left"
+    return made

@@ -1,0 +1,82 @@
+"""`make bench`: two small numbers that must stay small, written to `results/bench/small.json`.
+
+What a round spends outside the two models, as a share of a target pass over one position, on the packaged target;
+and how long `import specdec_lib` takes in a new process.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ..decode import Round, generate, generate_plain
+from ..drafters import Sampling
+from ..models import load_pair
+from ..models.pair import Pair
+from ..report.environment import environment
+from ..report.folder import write_text
+from .costs import CostMeter, Estimate, median
+from .prompts import load_prompts
+
+GOALS = {"overhead_per_round": 0.03, "import_seconds": 0.2}
+RESULTS = Path(__file__).resolve().parents[2] / "results" / "bench" / "small.json"
+CLOCK = "import time; start = time.perf_counter(); import specdec_lib; print(time.perf_counter() - start)"
+
+
+def overheads(pair: Pair, prompts: list[list[int]], temperature: float, gamma: int = 5, new_tokens: int = 24) -> dict:
+    """Time outside the models per round, in target passes: `{"plain": Estimate, "drafted": Estimate}`."""
+    meter = CostMeter(pair, gamma, Sampling(temperature))
+    settings: dict[str, Any] = {"max_new_tokens": new_tokens, "temperature": temperature, "eos": []}
+    plain: list[Round] = []
+    drafted: list[Round] = []
+    for ids in prompts:
+        one_by_one = generate_plain(pair, ids, **settings)
+        plain += one_by_one.trace
+        drafted += generate(pair, ids, gamma=gamma, **settings).trace
+        meter.measure(ids, one_by_one.tokens[0])
+    costs = meter.costs(plain, drafted)
+    return {"plain": costs.overhead_plain, "drafted": costs.overhead_per_round}
+
+
+def import_seconds(repeats: int = 9) -> Estimate:
+    """Seconds of `import specdec_lib`, each in a new process; the first, which may fill caches, is dropped."""
+    runs = [
+        subprocess.run([sys.executable, "-c", CLOCK], capture_output=True, text=True, check=True)
+        for _ in range(repeats + 1)
+    ]
+    return median([float(run.stdout) for run in runs[1:]])
+
+
+def main(path: Path = RESULTS) -> None:
+    pair = load_pair()
+    prompts = [pair.encode(prompt.messages) for prompt in load_prompts(limit=2)]
+    shares = {f"{t:g}": overheads(pair, prompts, t) for t in (0.0, 1.0)}
+    imported = import_seconds()
+    worst = max(estimate.value for at in shares.values() for estimate in at.values())
+    for temperature, at in shares.items():
+        for name, estimate in at.items():
+            print(
+                f"outside the models, temperature {temperature}, {name}: {estimate.value:.2%} of a target pass a round"
+            )
+    print(f"import specdec_lib: {imported.value:.3f} s")
+    result = {
+        "pair": pair.description,
+        "overhead_per_round": {t: {name: asdict(e) for name, e in at.items()} for t, at in shares.items()},
+        "import_seconds": asdict(imported),
+        "goals": GOALS,
+        "within_goals": {
+            "overhead_per_round": worst < GOALS["overhead_per_round"],
+            "import_seconds": imported.value < GOALS["import_seconds"],
+        },
+        "environment": environment(),
+    }
+    write_text(path, json.dumps(result, indent=1) + "\n")
+    print(f"written to {path.name} in {path.parent.name}")
+
+
+if __name__ == "__main__":
+    main()
