@@ -436,8 +436,13 @@ def test_a_hub_id_is_the_folder_that_the_hub_brings(tiny_folder, monkeypatch):
 
 
 def test_packaged_drafts_are_whole():
+    sizes = {"model": 0, "ngram": 0}
     for name, folder in on_disk.packaged_drafts().items():
         assert on_disk.load_draft(folder, device="cpu"), name
+        manifest = on_disk.read_manifest(folder)
+        assert manifest["bytes"] <= {"model": 16_000_000, "ngram": 8_000_000}[manifest["kind"]], name
+        sizes[manifest["kind"]] += manifest["bytes"]
+    assert sizes["model"] <= 40_000_000  # what a checkout may weigh
 
 
 # -- measurement ----------------------------------------------------------------------------------------

@@ -254,7 +254,8 @@ def train_model(ready: Ready, text: Text, held_out: Text, board: Board) -> tuple
         "max_position_embeddings": ready.context,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
     }
-    shortlist, coverage = choose_shortlist(text, recipe.shortlist, len(table), [*ready.turns.ends, *np.ravel(end)])
+    counts = expected_counts(text, len(table))
+    shortlist = choose_shortlist(counts, recipe.shortlist, [*ready.turns.ends, *np.ravel(end)])
     model = build(recipe, shortlist, table, settings)
     board.say(f"draft: {sum(p.numel() for p in model.parameters()):,} parameters; its run is {ready.run}")
 
@@ -280,32 +281,33 @@ def train_model(ready: Ready, text: Text, held_out: Text, board: Board) -> tuple
         "parameters": sum(p.numel() for p in model.parameters()),
         "tokens": curve[-1]["tokens"],
         "seconds": curve[-1]["seconds"],
-        "coverage": round(coverage, 4),
+        "coverage": round(float(counts[model.shortlist.cpu()].sum() / counts.sum()), 4),
         **{name: rounded(score) for name, score in scores.items()},
         "curve": [rounded(entry) for entry in curve],
     }
 
 
-def choose_shortlist(text: Text, size: int, vocabulary: int, always: list[int]) -> tuple[np.ndarray, float]:
-    """The tokens most to be expected in answers, ascending, and their share of the expectation.
+def expected_counts(text: Text, vocabulary: int) -> torch.Tensor:
+    """How often each token is to be expected in the answers, float64 `[vocabulary]`.
 
-    Counted are the tokens of the answers and, with their probabilities, those that the target might have written.
-
-    Args:
-        text: the target's.
-        size: how many tokens; at most the vocabulary.
-        vocabulary: of the target.
-        always: ids that are in, whatever their count.
+    The tokens that are there count, and with their probabilities those that the target might have written.
     """
     counts = torch.bincount(text.tokens[text.answering], minlength=vocabulary).double()
-    for ids, logprobs in zip(
-        text.ids[text.answering].split(8192), text.logprobs[text.answering].split(8192), strict=True
-    ):
+    labels = text.ids[text.answering].split(8192), text.logprobs[text.answering].split(8192)
+    for ids, logprobs in zip(*labels, strict=True):
         counts.index_add_(0, ids.long().flatten(), logprobs.double().exp().flatten())
+    return counts
+
+
+def choose_shortlist(counts: torch.Tensor, size: int, always: list[int]) -> np.ndarray:
+    """The `size` tokens of the largest counts, those of `always` among them, ascending.
+
+    >>> choose_shortlist(torch.tensor([0.0, 5.0, 2.0, 9.0]), 3, always=[0]).tolist()
+    [0, 1, 3]
+    """
     rank = counts.clone()
     rank[torch.tensor(always)] = torch.inf
-    chosen = rank.argsort(descending=True, stable=True)[:size].sort().values
-    return chosen.numpy(), float(counts[chosen].sum() / counts.sum())
+    return rank.argsort(descending=True, stable=True)[:size].sort().values.numpy()
 
 
 def measure(ready: Ready, draft: Any, board: Board) -> dict:
