@@ -2,6 +2,7 @@
 
 import gc
 import json
+import subprocess
 import weakref
 from dataclasses import replace
 from math import ceil
@@ -290,9 +291,9 @@ MEAN_OF_RATIOS = float(_factor.mean() * _mean_noise)
 
 
 def test_an_interval_of_the_median_covers_whatever_the_law():
-    draws = np.random.default_rng(0).lognormal(0, 2, (3000, 15))
+    draws = np.random.default_rng(0).lognormal(0, 2, (1000, 15))
     found = [median(x) for x in draws]
-    assert 0.95 <= np.mean([e.low <= 1 <= e.high for e in found]) <= 0.98  # exactly 0.965
+    assert 0.95 <= np.mean([e.low <= 1 <= e.high for e in found]) <= 0.98  # 0.965 with a deviation of 0.006
 
 
 def test_no_interval_from_too_few():
@@ -394,9 +395,11 @@ def test_memory_and_loading_are_measured_in_processes_of_their_own(target_folder
     assert found["plain"]["peak_mib"] < psutil.Process().memory_info().rss / 2**20
 
 
-def test_a_footprint_that_fails_says_so(tmp_path):
-    with pytest.raises(SpecdecError, match="no model folder"):
-        footprint(str(tmp_path / "nothing"), "lookup", 2, repeats=1)
+def test_a_footprint_that_fails_says_why(monkeypatch):
+    failed = subprocess.CompletedProcess([], 1, stdout="", stderr="Traceback ...\nMemoryError: no room\n")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
+    with pytest.raises(SpecdecError, match="MemoryError: no room"):
+        footprint("packaged", "lookup", 2, repeats=1)
 
 
 # -- the whole -----------------------------------------------------------------------------------------
@@ -426,7 +429,7 @@ def test_an_n_gram_table_has_no_assisted_rival_and_the_reason_is_given(target_fo
     assert found["vs_assisted"] is None and "assisted" not in found["decoders"]
     notes = " ".join(found["notes"])
     assert "NGramDrafter" in notes and "2 prompts are too few for an interval" in notes
-    assert found["speedup_low"] is None
+    assert found["speedup_low"] is None and "NGramDrafter" in found["vs_assisted_missing"]
 
 
 def test_an_interrupt_reports_the_prompts_that_are_done(contest, prompts):
@@ -480,7 +483,7 @@ def test_the_door_prints_and_writes(door, target_folder, draft_folder, prompt_fi
     words = ["--target", target_folder, "--draft", draft_folder, "--prompts", prompt_file, "--json", file]
     done = door(*words, "--gamma", 2, "--max-new-tokens", 8, "--temperature", 0, "--temperature", 1)
     assert done.exit_code == 0, done.exception
-    for text in ("Temperature 0.", "Temperature 1.", "transformers assisted", "cost coefficient c", "with the draft"):
+    for text in ("Temperature 0.", "Temperature 1.", "transformers assisted", "v(n)", "with the draft"):
         assert text in done.stdout
     found = json.loads(file.read_text())
     keys = "speedup speedup_low speedup_high vs_assisted vs_assisted_low vs_assisted_high predicted predicted_extended"

@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # heavy modules are imported on use: the shell's other doors 
     from rich.console import Console
     from rich.table import Table
 
+LOADED = {"libraries": "import", "target": "target", "draft": "draft"}
 BUSY = 0.2  # the share of the CPU that others may use before a note says so
 
 
@@ -124,6 +125,10 @@ def number(value: float | None, low: float | None = None, high: float | None = N
     return f"{value:.3g}" + ("" if low is None or high is None else f" [{low:.3g}, {high:.3g}]")
 
 
+def series(values: list[float]) -> str:
+    return " ".join(f"{value:.2f}" for value in values) or "-"
+
+
 def estimate(run: dict[str, Any], name: str) -> str:
     return number(run[name], run[f"{name}_low"], run[f"{name}_high"])
 
@@ -131,9 +136,11 @@ def estimate(run: dict[str, Any], name: str) -> str:
 def table(title: str, *heads: str) -> Table:
     from rich.table import Table
 
-    made = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2))
+    made = Table(
+        title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, show_header=any(heads)
+    )
     for i, head in enumerate(heads):
-        made.add_column(head, justify="right" if i else "left", no_wrap=True)
+        made.add_column(head, justify="right" if i and any(heads) else "left", overflow="fold")
     return made
 
 
@@ -153,68 +160,53 @@ def verdict(run: dict[str, Any]) -> str:
 
 def show(run: dict[str, Any], console: Console) -> None:
     """Print one temperature's numbers."""
+    from .speed import ARMS
+
     console.print(f"\nTemperature {run['temperature']:g}. {verdict(run)}\n", style="bold")
+
     speeds = table("Times as fast", "", "measured", "theorem", "all terms")
-    rows = [
-        ("ours drafted : transformers one by one", "speedup", "predicted", "predicted_extended"),
-        ("ours drafted : transformers assisted", "vs_assisted", None, None),
-        ("ours drafted : ours one by one", "own_speedup", "own_predicted", "own_predicted_extended"),
-        ("ours one by one : transformers one by one", "plain_ratio", None, None),
-    ]
-    for label, name, *predicted in rows:
-        speeds.add_row(label, estimate(run, name), *(number(run[key]) if key else "" for key in predicted))
+    for label, name, *predicted in [
+        ("ours drafted : transformers plain", "speedup", "predicted", "predicted_extended"),
+        ("ours drafted : transformers assisted", "vs_assisted"),
+        ("ours drafted : ours plain", "own_speedup", "own_predicted", "own_predicted_extended"),
+        ("ours plain : transformers plain", "plain_ratio"),
+    ]:
+        speeds.add_row(label, estimate(run, name), *(number(run[key]) for key in predicted))
     console.print(speeds)
     console.print(
-        "The analysis predicts the third row; times the fourth, as measured, that predicts the first.\n", style="dim"
+        "The analysis predicts the third line; times the fourth, as measured, it predicts the first.\n", style="dim"
     )
 
-    terms = table("From the theorem to the prediction (ours drafted : ours one by one)", *run["factors"], "measured")
-    for column in terms.columns:
-        column.justify = "right"
-    terms.add_row(*map(number, run["factors"].values()), number(run["own_speedup"]))
+    terms = table("Predicted, ours drafted : ours plain, as the terms are added", "", "")
+    for i, (name, factor) in enumerate(run["factors"].items()):
+        terms.add_row(("+ " if i else "  ") + name, number(factor))
+    terms.add_row("  measured", estimate(run, "own_speedup"))
     console.print(terms, "")
 
-    costs = table("What it is made of", "", "", "")
-    v = run["verification_cost"]
-    for label, value, meaning in [
-        ("acceptance rate alpha", estimate(run, "alpha"), "kept of the tested draft tokens"),
-        ("alpha by position", " ".join(f"{a:.2f}" for a in run["alpha_by_position"]), "in the draft"),
-        ("block efficiency", number(run["block_efficiency"]), "new tokens a target pass"),
-        ("cost coefficient c", estimate(run, "cost_coefficient"), "a draft step, in target passes"),
-        ("verification v(1), v(2), ...", " ".join(f"{x:.2f}" for x in v), "a pass over n positions, in target passes"),
-        ("outside the models", estimate(run, "overhead_per_round"), "a round, in target passes"),
-        ("one target pass", number(1000 * run["target_pass_seconds"]) + " ms", "over one position"),
-        (
-            "reading a prompt",
-            f"{number(run['prefill_target'])} + {number(run['prefill_draft'])}",
-            "target + draft, in target passes",
-        ),
+    costs = table("What it is made of (in target passes over one position, where nothing else is said)", "", "")
+    for label, value in [
+        ("acceptance rate alpha, of tested tokens", estimate(run, "alpha")),
+        ("alpha by position in the draft", series(run["alpha_by_position"])),
+        ("block efficiency, tokens a target pass", number(run["block_efficiency"])),
+        ("cost coefficient c, a draft step", estimate(run, "cost_coefficient")),
+        ("pass over 1, 2, ... positions, v(n)", series(run["verification_cost"])),
+        ("outside the models, a round", estimate(run, "overhead_per_round")),
+        ("reading a prompt, target and draft", f"{number(run['prefill_target'])} and {number(run['prefill_draft'])}"),
+        ("one target pass, milliseconds", number(1000 * run["target_pass_seconds"])),
     ]:
-        costs.add_row(label, value, meaning)
-    costs.columns[2].justify = "left"
-    costs.show_header = False
+        costs.add_row(label, value)
     console.print(costs, "")
-
-    from .speed import ARMS
 
     decoders = table("Decoders", "", "tokens/s", "first token", "all prompts")
     for arm, d in run["decoders"].items():
-        seconds = f"{d['seconds']:.1f} s"
-        decoders.add_row(
-            ARMS[arm], f"{d['tokens_per_second']:.1f}", f"{1000 * d['first_token_seconds']:.0f} ms", seconds
-        )
+        first, whole = f"{1000 * d['first_token_seconds']:.0f} ms", f"{d['seconds']:.1f} s"
+        decoders.add_row(ARMS[arm], f"{d['tokens_per_second']:.1f}", first, whole)
     console.print(decoders, "")
 
     kinds = table("By kind of prompt", "", "prompts", "times as fast", "vs assisted", "alpha", "tokens a pass")
     for kind, k in run["kinds"].items():
-        kinds.add_row(
-            kind.replace("_", " "),
-            str(k["prompts"]),
-            estimate(k, "speedup"),
-            number(k["vs_assisted"]),
-            number(k["alpha"]),
-            number(k["block_efficiency"]),
-        )
+        others = [number(k[name]) for name in ("vs_assisted", "alpha", "block_efficiency")]
+        kinds.add_row(kind.replace("_", " "), str(k["prompts"]), estimate(k, "speedup"), *others)
     console.print(kinds, "")
     for note in run["notes"]:
         console.print(f"Note: {note}.", style="yellow")
@@ -222,15 +214,11 @@ def show(run: dict[str, Any], console: Console) -> None:
 
 def footprint_table(memory: dict[str, Any]) -> Table:
     """Memory with and without the draft, and loading times."""
-    made = table("Memory and loading, in processes of their own", "", "peak", "after decoding", "on the GPU")
+    made = table("\nMemory and loading, in processes of their own", "", "peak", "after decoding", "on the GPU")
     for name, label in (("plain", "without the draft"), ("drafted", "with the draft")):
-        m = memory[name]
-        made.add_row(
-            label, *("-" if m[k] is None else f"{m[k]:.0f} MiB" for k in ("peak_mib", "resident_mib", "gpu_mib"))
-        )
-    t = memory["loading"]
-    made.caption = (
-        f"Libraries {t['import_seconds']:.1f} s, target {t['target_seconds']:.1f} s, draft {t['draft_seconds']:.2f} s."
-    )
+        sizes = [memory[name][key] for key in ("peak_mib", "resident_mib", "gpu_mib")]
+        made.add_row(label, *("-" if size is None else f"{size:.0f} MiB" for size in sizes))
+    seconds = [f"{name} {memory['loading'][f'{key}_seconds']:.2f}" for name, key in LOADED.items()]
+    made.caption = f"Seconds: {', '.join(seconds)}"
     made.caption_justify = "left"
     return made

@@ -200,6 +200,7 @@ class CostMeter:
             synchronise(device)
             return perf_counter() - start
 
+        synchronise(device)
         start = perf_counter()
         if len(prompt) > 1:
             target.feed(torch.tensor([prompt[:-1]], device=device), last=0)
@@ -226,7 +227,7 @@ class CostMeter:
         passes, drafts = np.array(self.passes), np.array(self.drafts)
         one = passes[:, 0]
         typical = np.median(passes, axis=0)
-        asynchronous = open_session(self.pair.target).device.type == "cuda"
+        asynchronous = self.pair.target.device.type == "cuda"
         outside = [outside_seconds(rounds, typical if asynchronous else None) for rounds in (plain, drafted)]
         read_target, read_draft = np.mean(self.prefills, axis=0) / typical[0]
         return Costs(

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..decode import Round, generate, generate_plain
 from ..drafters import Sampling
-from ..models import load_pair
+from ..load import load_pair
 from ..models.pair import Pair
 from ..report.environment import environment
 from ..report.folder import write_text
@@ -27,7 +27,7 @@ RESULTS = Path(__file__).resolve().parents[2] / "results" / "bench" / "small.jso
 CLOCK = "import time; start = time.perf_counter(); import specdec_lib; print(time.perf_counter() - start)"
 
 
-def overheads(pair: Pair, prompts: list[list[int]], temperature: float, gamma: int = 5, new_tokens: int = 24) -> dict:
+def overheads(pair: Pair, prompts: list[list[int]], temperature: float, gamma: int = 5, new_tokens: int = 16) -> dict:
     """Time outside the models per round, in target passes: `{"plain": Estimate, "drafted": Estimate}`."""
     meter = CostMeter(pair, gamma, Sampling(temperature))
     settings: dict[str, Any] = {"max_new_tokens": new_tokens, "temperature": temperature, "eos": []}
@@ -53,7 +53,7 @@ def import_seconds(repeats: int = 9) -> Estimate:
 
 def main(path: Path = RESULTS) -> None:
     pair = load_pair()
-    prompts = [pair.encode(prompt.messages) for prompt in load_prompts(limit=2)]
+    prompts = [pair.encode(prompt.messages) for prompt in load_prompts(limit=1)]
     shares = {f"{t:g}": overheads(pair, prompts, t) for t in (0.0, 1.0)}
     imported = import_seconds()
     worst = max(estimate.value for at in shares.values() for estimate in at.values())

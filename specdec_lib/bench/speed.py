@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from time import perf_counter
@@ -33,10 +34,10 @@ from .packed import Contest
 from .prompts import Prompt
 
 ARMS = {
-    "transformers": "transformers, one by one",
-    "assisted": "transformers, assisted",
-    "plain": "ours, one by one",
-    "drafted": "ours, drafted",
+    "transformers": "transformers plain",
+    "assisted": "transformers assisted",
+    "plain": "ours plain",
+    "drafted": "ours drafted",
 }
 
 
@@ -194,7 +195,7 @@ def _run_transformers(
     device = contest.target.device
     prompt = torch.tensor([ids], device=device)
     watch = _FirstToken()
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+    with _only_errors_are_said(), torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         synchronise(device)
         start = perf_counter()
@@ -204,6 +205,19 @@ def _run_transformers(
         synchronise(device)
         end = perf_counter()
     return Run(end - start, watch.times[1] - start, out[0, len(ids) :].tolist(), [])
+
+
+@contextmanager
+def _only_errors_are_said() -> Iterator[None]:
+    """transformers warns of how its own assisted generation calls its own `generate`."""
+    from transformers.utils import logging
+
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
 
 
 def in_turn(prompts: Sequence[Prompt]) -> list[Prompt]:

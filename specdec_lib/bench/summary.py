@@ -65,14 +65,14 @@ def flat(name: str, estimate: Estimate) -> dict[str, float | None]:
 def summary(contest: Contest, rows: Sequence[Row], costs: Costs, temperature: float) -> dict[str, Any]:
     """All numbers of one comparison.
 
-    `speedup` is ours drafted against transformers one by one.  The runtime analysis speaks of another ratio, drafted
-    against *our own* plain loop (`own_speedup`, `own_predicted`, `own_predicted_extended`); how the two plain loops
-    compare is measured (`plain_ratio`), and `predicted` and `predicted_extended` are the products: predictions of
-    `speedup`.  `factors` has the predicted own speed-up after each term that joins the theorem.
+    `speedup` is ours drafted against transformers plain (one token a pass).  The runtime analysis speaks of another
+    ratio, drafted against *our own* plain loop (`own_speedup`, `own_predicted`, `own_predicted_extended`); how the two
+    plain loops compare is measured (`plain_ratio`).  `predicted` and `predicted_extended` are the products, and so
+    predictions of `speedup`.  `factors` has the predicted own speed-up after each term that joins the theorem.
 
-    `vs_assisted` is ours drafted against transformers assisted; None where that cannot take the draft.  `alpha`,
-    `block_efficiency` and the costs are defined by `acceptance_from_trace`, `Stats` and `Costs`.  A name with `_low`
-    and `_high` has a 95 % interval, None where there are too few prompts for one.
+    `vs_assisted` is ours drafted against transformers assisted; None, for the reason in `vs_assisted_missing`, where
+    that cannot take the draft.  `alpha`, `block_efficiency` and the costs are defined by `acceptance_from_trace`,
+    `Stats` and `Costs`.  A name with `_low` and `_high` has a 95 % interval, None where there are too few prompts.
     """
     trace = trace_of(rows, "drafted")
     stats = summarise(trace)
@@ -86,6 +86,7 @@ def summary(contest: Contest, rows: Sequence[Row], costs: Costs, temperature: fl
         "prompts": len(rows),
         "new_tokens": stats.emitted,
         **_speeds(contest, rows),
+        "vs_assisted_missing": contest.refusal or None,
         "predicted": prediction.theorem * plain_ratio.value,
         "predicted_extended": prediction.extended * plain_ratio.value,
         **flat("plain_ratio", plain_ratio),
