@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from .decode import Generation, generate, generate_plain
     from .drafters import ComposedDrafter, Drafter, ModelDrafter, NGramDrafter, PromptLookupDrafter
     from .errors import SpecdecError
-    from .models import Pair, load_pair
+    from .load import load_pair
+    from .models import Pair
 
 # Names are imported on first use: torch and transformers take seconds, `import specdec_lib` must not.
 _HOME = {
@@ -28,7 +29,7 @@ _HOME = {
     "SpecdecError": "errors",
     "generate": "decode",
     "generate_plain": "decode",
-    "load_pair": "models",
+    "load_pair": "load",
 }
 __all__ = [
     "ComposedDrafter",

@@ -1,4 +1,4 @@
-"""The shell's doors: `specdec try | models | reproduce`."""
+"""The shell's doors: `specdec try | bench | distill | models | reproduce`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Annotated, Optional
 
 import typer
 
+from .bench.command import bench
+from .distill.command import distill
 from .errors import SpecdecError
 
 app = typer.Typer(
@@ -14,6 +16,8 @@ app = typer.Typer(
 )
 models = typer.Typer(no_args_is_help=True, help="The packaged target.")
 app.add_typer(models, name="models")
+app.command()(bench)
+app.command()(distill)
 
 
 @app.command("try")

@@ -18,7 +18,7 @@ def distill(
     shortlist: Annotated[int, typer.Option(help="How many tokens it can propose.")] = 8192,
     passes: Annotated[float, typer.Option(help="Over the text.")] = 10.0,
     batch: Annotated[int, typer.Option(help="Rows a step.")] = 8,
-    rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 2e-3,
+    rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 5e-3,
     budget: Annotated[float | None, typer.Option(help="Minutes for text and training; half for the text.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N.")] = None,
     dtype: Annotated[str | None, typer.Option(help="In which the target writes.")] = None,

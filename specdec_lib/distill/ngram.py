@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..drafters import NGramDrafter
-from ..drafters.ngram import _most_frequent
+from ..drafters.ngram import most_frequent
 from ..errors import SpecdecError
 from .train import Text
 
@@ -52,7 +52,7 @@ def fit(text: Text, order: int, min_count: int = 1) -> NGramDrafter:
     for size in range(order):
         first = max(size - 1, 0)  # the first position that `size` tokens end at
         here = answering[:, first:]
-        tables.append(_most_frequent(_keys(tokens, size)[here], votes[:, first:][here], min_count if size else 1))
+        tables.append(most_frequent(_keys(tokens, size)[here], votes[:, first:][here], min_count if size else 1))
     return NGramDrafter(tables)
 
 

@@ -50,7 +50,7 @@ class Recipe:
     shortlist: int = 8192
     tokens: int = 10_000_000
     batch: int = 8
-    rate: float = 2e-3
+    rate: float = 5e-3
     seed: int = 0
 
 

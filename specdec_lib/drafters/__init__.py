@@ -1,9 +1,9 @@
 """Drafters: a draft model, an n-gram table, prompt lookup, and several composed."""
 
-from .base import Draft, Drafter, DraftSession, Sampling, as_drafter
+from .base import Draft, Drafter, DraftSession, Sampling
 from .composed import ComposedDrafter
 from .lookup import PromptLookupDrafter
-from .model import ModelDrafter
+from .model import ModelDrafter, as_drafter
 from .ngram import NGramDrafter
 
 __all__ = [

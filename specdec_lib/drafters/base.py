@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from random import Random
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -92,16 +92,3 @@ class Drafter(Protocol):
     """Anything that can start a draft session for a text of the given target vocabulary."""
 
     def start(self, vocabulary: int) -> DraftSession: ...
-
-
-def as_drafter(draft: Any) -> Drafter:
-    """A drafter as it is; a model wrapped as one."""
-    from .model import ModelDrafter
-
-    if hasattr(draft, "start"):
-        return draft
-    if hasattr(draft, "config"):
-        return ModelDrafter(draft)
-    raise SpecdecError(
-        f"{type(draft).__name__} is no draft: give a model, a drafter such as PromptLookupDrafter(), or a folder's name"
-    )

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from ..distributions import inverse_cdf
+from ..errors import SpecdecError
 from ..models.pair import context_length
 from ..models.session import open_session
-from .base import Draft, Sampling
+from .base import Draft, Drafter, Sampling
 
 
 class ModelDrafter:
@@ -65,3 +66,14 @@ class ModelDraftSession:
     def _feed(self, tokens: list[int]) -> torch.Tensor:
         self.fed += tokens
         return self.session.feed(torch.tensor([tokens], device=self.session.device))[0, -1]
+
+
+def as_drafter(draft: Any) -> Drafter:
+    """A drafter as it is; a model wrapped as one."""
+    if hasattr(draft, "start"):
+        return draft
+    if hasattr(draft, "config"):
+        return ModelDrafter(draft)
+    raise SpecdecError(
+        f"{type(draft).__name__} is no draft: give a model, a drafter such as PromptLookupDrafter(), or a folder's name"
+    )

@@ -57,7 +57,7 @@ class NGramDrafter:
         for size in range(order):
             keys = np.concatenate([_keys(t, size) for t in arrays])
             following = np.concatenate([t[size:] for t in arrays])
-            tables.append(_most_frequent(keys, following, min_count if size else 1))
+            tables.append(most_frequent(keys, following, min_count if size else 1))
         return cls(tables)
 
     def following(self, prefix: Sequence[int]) -> int:
@@ -121,7 +121,7 @@ def _keys(text: np.ndarray, size: int) -> np.ndarray:
     return keys
 
 
-def _most_frequent(keys: np.ndarray, following: np.ndarray, min_count: int) -> tuple[np.ndarray, np.ndarray]:
+def most_frequent(keys: np.ndarray, following: np.ndarray, min_count: int) -> tuple[np.ndarray, np.ndarray]:
     if len(keys) == 0:
         return keys, following.astype(np.uint16)
     order = np.lexsort((following, keys))

@@ -1,6 +1,6 @@
-"""Models: loading pairs, and sessions that feed tokens, read logits and roll back."""
+"""Models: loading, and sessions that feed tokens, read logits and roll back."""
 
-from .pair import Pair, load_model, load_pair, load_tokenizer, load_transformers
+from .pair import Pair, load_model, load_tokenizer, load_transformers
 from .session import Session, open_session
 
-__all__ = ["Pair", "Session", "load_model", "load_pair", "load_tokenizer", "load_transformers", "open_session"]
+__all__ = ["Pair", "Session", "load_model", "load_tokenizer", "load_transformers", "open_session"]

