@@ -188,6 +188,17 @@ def test_transformers_looks_up_gamma_tokens(target_folder):
     assert seen[0] == 28 + 3 and max(seen[1:]) == 4
 
 
+def test_transformers_samples_the_whole_law(tiny_folder):
+    contest = load_contest(tiny_folder("llama", vocab_size=200), "lookup", device="cpu")
+    text = run(contest, "transformers", IDS[0].tolist(), 40, gamma=2, temperature=100.0, seed=0).tokens
+    with torch.inference_mode():
+        logits = contest.target(torch.tensor([IDS[0].tolist() + text])).logits[0, IDS.shape[1] - 1 : -1]
+    ranks = (logits > logits[range(40), text][:, None]).sum(-1)
+    assert (
+        ranks >= 50
+    ).sum() > 20  # three quarters of a nearly uniform law; none of them by transformers' default top_k
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_all_write_exactly_as_many_tokens_past_any_end_of_text(tiny_folder, contest, temperature):
     free = run(contest, "plain", IDS[0].tolist(), 20, gamma=2, temperature=0.0, seed=0).tokens
