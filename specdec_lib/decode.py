@@ -20,8 +20,10 @@ from .drafters import Drafter, Sampling, as_drafter
 from .errors import SpecdecError
 from .models.pair import Pair, context_length, end_tokens, vocabulary_size
 from .models.session import open_session
-from .verify import Verifier, get_verifier
+from .verify import VERIFIERS, Verifier, get_verifier
 from .verify.token import at
+
+TOKEN, GREEDY = VERIFIERS["token"], VERIFIERS["greedy"]
 
 
 @dataclass(frozen=True)
@@ -193,12 +195,12 @@ def generate(
     check_lengths(gamma, max_new_tokens)
     sampling = Sampling(temperature, top_k, top_p, min_p)
     rule = get_verifier(verifier)
-    if rule.name == "greedy" and not sampling.greedy:
+    if rule is GREEDY and not sampling.greedy:
         raise SpecdecError(
             "the greedy verifier decodes the most probable token: set temperature=0, or use verifier='token'"
         )
-    if rule.name == "token" and sampling.greedy:
-        rule = get_verifier("greedy")  # the same law at temperature 0, without computing probabilities
+    if rule is TOKEN and sampling.greedy:
+        rule = GREEDY  # the same law at temperature 0, without computing probabilities
     drafter = as_drafter(pair.draft)
     return _run(pair, prompts, drafter, gamma, max_new_tokens, sampling, rule, seed, eos, on_round)
 
@@ -218,7 +220,7 @@ def generate_plain(
     """Decode one token a target pass: the baseline of the same target.  Arguments as in `generate`."""
     check_lengths(1, max_new_tokens)
     sampling = Sampling(temperature, top_k, top_p, min_p)
-    rule = get_verifier("greedy" if sampling.greedy else "token")
+    rule = GREEDY if sampling.greedy else TOKEN
     return _run(pair, prompts, None, 0, max_new_tokens, sampling, rule, seed, eos, on_round)
 
 
@@ -301,11 +303,11 @@ def _rounds(
         logits = session.feed(torch.tensor([[row.prefix[-1], *x]], device=device), last=len(x) + 1)[0]
         scored = perf_counter()
 
-        p = logits if rule.name == "greedy" else sampling.law(logits)
-        q = draft.q(p) if draft is not None and rule.name != "greedy" else None
+        p = logits if rule is GREEDY else sampling.law(logits)
+        q = draft.q(p) if draft is not None and rule is not GREEDY else None
         accepted_law = rule.accepted(p, q, x)
         n = _draw_count(accepted_law, row.random)
-        if rule.name == "greedy":
+        if rule is GREEDY:
             last = int(p[n].argmax())
             p_x, q_x = [float(i < n) for i in range(len(x))], [1.0] * len(x)
         else:

@@ -1,5 +1,6 @@
 """The two loops: greedy identity, exact lengths, ends of text, accounting, seeds, nothing changed behind one's back."""
 
+from dataclasses import replace
 from itertools import product
 from math import ceil
 
@@ -13,6 +14,7 @@ from specdec_lib.audit.identity import compare
 from specdec_lib.bench.prompts import load_prompts
 from specdec_lib.decode import summarise
 from specdec_lib.models import load_model, load_tokenizer, load_transformers
+from specdec_lib.verify import VERIFIERS, Verifier, get_verifier
 
 KINDS = ["llama", "qwen2", "gpt2", "gemma"]
 PROMPT = [5, 9, 17, 3, 8, 9, 17, 3]
@@ -113,6 +115,24 @@ def test_a_real_difference_is_not_called_a_tie(tiny):
     difference = compare(pair.target, PROMPT, plain, other)
     assert (difference.position, difference.tie) == (3, False)
     assert not compare(pair.target, PROMPT, plain, plain[:5]).tie
+
+
+@pytest.mark.parametrize("verifier", ["token", "block"])
+def test_other_verifiers_at_temperature_zero_write_the_greedy_text(verifier, tiny):
+    pair = tiny()
+    rule = replace(get_verifier(verifier), name="as laws")  # so that no short cut is taken
+    plain = sd.generate_plain(pair, PROMPT, max_new_tokens=30, eos=[]).tokens
+    for one in (verifier, rule):
+        out = sd.generate(pair, PROMPT, gamma=3, max_new_tokens=30, verifier=one, eos=[])
+        assert out.tokens == plain
+        assert out.stats.kept > 0 and out.stats.rejected > 0
+
+
+def test_a_wrong_rule_writes_another_text(tiny):
+    pair = tiny()
+    plain = sd.generate_plain(pair, PROMPT, max_new_tokens=30, eos=[]).tokens
+    wrong = Verifier("accepts all", lambda p, q, x: [0] * len(x) + [1], VERIFIERS["token"].correction, False, "")
+    assert sd.generate(pair, PROMPT, gamma=3, max_new_tokens=30, verifier=wrong, eos=[]).tokens != plain
 
 
 # -- the target as its own draft -----------------------------------------------------------------------

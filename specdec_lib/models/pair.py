@@ -138,6 +138,8 @@ def load_transformers(name: str | os.PathLike, device: str | None = None, dtype:
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=kind)
     except Exception as error:
+        if str(name) == PACKAGED:
+            packaged.verify(Path(source))  # says what is damaged and how to mend it
         raise SpecdecError(f"cannot load a language model from {name}: {_first_line(error)}") from error
     finally:
         if bar:
