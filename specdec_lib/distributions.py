@@ -220,12 +220,14 @@ def inverse_cdf(law: Array, uniform: float) -> int:
     [1, 1, 3, 3]
     """
     if is_torch(law):
+        import torch
+
         cumulated = law.double().cumsum(-1)
-        total = cumulated[-1]
-        index = int((cumulated <= uniform * total).sum())
-        last = int((cumulated < total).sum())
+        search = torch.searchsorted
     else:
         cumulated = np.cumsum(np.asarray(law, float))
-        index = int(np.searchsorted(cumulated, uniform * cumulated[-1], side="right"))
-        last = int(np.searchsorted(cumulated, cumulated[-1]))
-    return min(index, last)
+        search = np.searchsorted
+    total = cumulated[-1]
+    index = int(search(cumulated, uniform * total, side="right"))
+    # only rounding can put `uniform * total` at the total itself: then the last token that has any probability
+    return index if index < len(cumulated) else int(search(cumulated, total))
