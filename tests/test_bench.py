@@ -2,6 +2,7 @@
 
 import gc
 import json
+import shutil
 import subprocess
 import weakref
 from dataclasses import replace
@@ -26,7 +27,7 @@ from specdec_lib.bench.costs import (
     pass_seconds,
     rounds_with_room,
 )
-from specdec_lib.bench.packed import load_contest, pack_linears
+from specdec_lib.bench.packed import default_draft, load_contest, pack_linears
 from specdec_lib.bench.prompts import Prompt, load_prompts
 from specdec_lib.bench.speed import ARMS, arms_of, partings, race, ratio_of_totals, run
 from specdec_lib.bench.summary import measure
@@ -554,6 +555,24 @@ def test_a_packaged_draft_goes_by_its_name(target_folder, tmp_path, monkeypatch)
     drafts.write_draft(tmp_path / "table", table, {"target_hash": drafts.target_hash(target_folder)})
     monkeypatch.setattr(drafts, "DRAFTS", tmp_path)
     assert "NGramDrafter" in load_contest(target_folder, "table", device="cpu").refusal
+
+
+def test_the_draft_by_default_is_the_one_that_load_pair_takes(tmp_path, monkeypatch):
+    from specdec_lib.models import drafts
+
+    monkeypatch.setattr(drafts, "DRAFTS", tmp_path)
+    assert default_draft("packaged") == "lookup"
+    table = sd.NGramDrafter.fit([[5, 9, 17, 3, 8] * 4], order=2)
+    for name, speed_up in (("slow", 1.1), ("quick", 1.3)):
+        story = {"target_hash": "0" * 64, "speed": {"speedup": {"0": speed_up, "1": 1.0}}}
+        drafts.write_draft(tmp_path / name, table, story)
+    assert default_draft("packaged") == "quick" and default_draft("elsewhere") == "lookup"
+
+
+def test_a_folder_whose_manifest_is_not_a_drafts_is_a_model(tiny_folder, tmp_path):
+    folder = shutil.copytree(tiny_folder("llama"), tmp_path / "model")  # as the packaged target's folder has one
+    (folder / "manifest.json").write_text('{"files": {}}')
+    assert load_contest(folder, folder, device="cpu").assistant is not None
 
 
 def test_a_draft_of_another_target_is_refused(target_folder, tmp_path):

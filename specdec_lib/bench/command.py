@@ -22,7 +22,10 @@ BUSY = 0.2  # the share of the CPU that others may use before a note says so
 
 def bench(
     target: Annotated[str, typer.Option(help="'packaged', a model folder, or a hub id.")] = "packaged",
-    draft: Annotated[str, typer.Option(help="A packaged draft, a folder, a hub id, or 'lookup'.")] = "lookup",
+    draft: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="A packaged draft, a folder, a hub id, or 'lookup' (default: the fastest packaged one)."),
+    ] = None,
     gamma: Annotated[int, typer.Option(help="Tokens drafted a round.")] = 5,
     temperature: Annotated[Optional[list[float]], typer.Option(help="0 is greedy; may be repeated.")] = None,  # noqa: UP045
     max_new_tokens: Annotated[int, typer.Option(help="Longest answer; shorter ones end where they end.")] = 64,
@@ -41,7 +44,7 @@ def bench(
     from ..report.environment import environment
     from ..report.folder import write_text
     from .costs import footprint
-    from .packed import load_contest
+    from .packed import default_draft, load_contest
     from .prompts import load_prompts
     from .summary import measure
 
@@ -54,6 +57,7 @@ def bench(
     if json_file is not None and not json_file.absolute().parent.is_dir():
         raise SpecdecError(f"there is no folder {json_file.absolute().parent}: make it, or name another --json file")
     chosen = load_prompts(prompts, limit=limit, seed=seed)
+    draft = draft or default_draft(target)
     contest = load_contest(target, draft)
     busy = cpu_use()
 

@@ -15,6 +15,8 @@ import torch
 
 from ..drafters import Drafter, ModelDrafter, NGramDrafter, PromptLookupDrafter
 from ..errors import SpecdecError
+from ..models import drafts
+from ..models.drafts import MANIFEST, packaged_drafts, target_hash
 from ..models.fast import FastLlama, PackedLinear, packed_linears_available, unsupported
 from ..models.pair import PACKAGED, Pair, end_tokens, load_tokenizer, load_transformers
 
@@ -85,7 +87,7 @@ class Contest:
 
 def load_contest(
     target: str | os.PathLike = PACKAGED,
-    draft: str | os.PathLike | Drafter = "lookup",
+    draft: str | os.PathLike | Drafter | None = None,
     device: str | None = None,
     dtype: Any = None,
 ) -> Contest:
@@ -94,7 +96,7 @@ def load_contest(
     Args:
         target: as in `load_pair`.
         draft: `"lookup"`, the name of a packaged draft, a folder, a hub id, an n-gram table (a .safetensors file),
-            or a drafter.
+            or a drafter.  None takes what `load_pair` takes.
         device, dtype: as in `load_pair`.
 
     Raises:
@@ -102,6 +104,7 @@ def load_contest(
     """
     from transformers import GenerationConfig
 
+    draft = draft or default_draft(target)
     drafter, assistant = load_draft(draft, target, device, dtype)  # refused, if at all, before a large target loads
     model = load_transformers(target, device, dtype)
     tokenizer = load_tokenizer(target)
@@ -118,6 +121,13 @@ def load_contest(
     return Contest(pair, replace(pair, tokenizer=None), model, ends, assistant, lookup, refusal)
 
 
+def default_draft(target: str | os.PathLike) -> str:
+    """The name of the draft that `load_pair` takes when it is told none."""
+    from ..load import fastest
+
+    return (fastest(packaged_drafts()) if str(target) == PACKAGED else None) or "lookup"
+
+
 def load_draft(
     draft: str | os.PathLike | Drafter,
     target: str | os.PathLike = PACKAGED,
@@ -125,19 +135,20 @@ def load_draft(
     dtype: Any = None,
 ) -> tuple[Any, Any]:
     """`(drafter, transformers model or None)` of what `load_contest` takes as a draft."""
-    from ..models import drafts
-
     if draft == "lookup":
         return PromptLookupDrafter(), None
     if not isinstance(draft, (str, os.PathLike)):
         if hasattr(draft, "start") and not isinstance(draft, ModelDrafter):
             return draft, None
         raise SpecdecError("the benchmark changes the models it runs: name the draft by its folder or hub id")
-    source = Path(drafts.packaged_drafts().get(str(draft), draft))
+    source = Path(packaged_drafts().get(str(draft), draft))
     if source.suffix == ".safetensors":
         return NGramDrafter.load(source), None
-    if (source / drafts.MANIFEST).is_file():  # one of ours: whole, and made for this target
-        ours = drafts.load_draft(source, drafts.target_hash(target), device, dtype)
+    manifest = source / MANIFEST
+    if manifest.is_file() and '"target_hash"' in manifest.read_text(
+        encoding="utf-8"
+    ):  # the packaged target has one too
+        ours = drafts.load_draft(source, target_hash(target), device, dtype)
         if isinstance(ours, NGramDrafter):
             return ours, None
     model = load_transformers(source if source.exists() else draft, device, dtype)
