@@ -1,0 +1,273 @@
+"""Does a sampler draw from a law that is known?  A verdict with its level and its power.
+
+    verdict = audit(sampler, expected_law, level=1e-3, effect=0.02, power=0.99)
+    print(verdict.sentence)
+
+The sample size follows from level, effect and power before anything is drawn.  What is tested must be independent
+draws: one output, or one block of fixed length, per run; tokens of one text are not independent.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from ..errors import SpecdecError
+from .gof import (
+    Fit,
+    checked_law,
+    checked_share,
+    goodness_of_fit,
+    holm,
+    power_at,
+    required_samples,
+    visible_effect,
+)
+
+Outcome: TypeAlias = tuple[int, ...]
+Law: TypeAlias = Mapping[Outcome, Any] | Sequence[float] | np.ndarray
+"""Probability of each outcome: of token sequences as a dict with tuples for keys, of one token as an array."""
+
+NO_DEVIATION, DEVIATION, INCONCLUSIVE = "no deviation found", "deviation found", "inconclusive"
+TRIAL = 32  # outcomes of the three calls that show whether the sampler heeds its seed
+CHUNK = 2_000  # outcomes a call
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the audit found, and how much it could have found.
+
+    Attributes:
+        outcome: `no deviation found`, `deviation found` or `inconclusive`.
+        level: chance of finding a deviation where there is none, over all contexts together.
+        effect: total variation that the audit was asked to see.
+        power: chance of finding it, at the least favourable shape, in whatever single context it sits.
+        samples: drawn, over all contexts.
+        needed: that the asked power takes.
+        visible: the effect that the drawn samples see with the asked power.
+        p_value: the smallest over the contexts, by Holm's method.
+        variation: the largest total variation between observed frequencies and law (over pooled bins).
+        bound: no context's true total variation exceeds this, with confidence `1 - level`.
+        worst: index of the context with the smallest p-value.
+        fits: the test of each context.
+    """
+
+    outcome: str
+    level: float
+    effect: float
+    power: float
+    samples: int
+    needed: int
+    visible: float
+    p_value: float
+    variation: float
+    bound: float
+    worst: int
+    fits: tuple[Fit, ...]
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in words."""
+        place = f" in context {self.worst}" if len(self.fits) > 1 else ""
+        if self.outcome == DEVIATION:
+            return (
+                f"deviation found{place} at level {self.level:g}: p = {self.p_value:.2g}, observed total variation "
+                f"{self.fits[self.worst].variation:.2g} ({self.samples:,} samples)"
+            )
+        if self.outcome == INCONCLUSIVE:
+            seen = f", or an effect of {self.visible:.2g}" if self.visible < 1 else ""
+            return (
+                f"inconclusive: {self.samples:,} samples see a deviation of {self.effect:g} at level {self.level:g} "
+                f"with power {floored(self.power)} only; {self.needed:,} samples are needed{seen}"
+            )
+        return (
+            f"no deviation above {self.effect:g} found at level {self.level:g} with power {floored(self.power)} "
+            f"({self.samples:,} samples, p = {self.p_value:.2g}; with confidence {1 - self.level:g} the total "
+            f"variation is at most {self.bound:.2g})"
+        )
+
+    @property
+    def exit_status(self) -> int:
+        """0 no deviation found, 1 deviation found, 2 inconclusive."""
+        return {NO_DEVIATION: 0, DEVIATION: 1, INCONCLUSIVE: 2}[self.outcome]
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it, for JSON."""
+        return {"sentence": self.sentence, "exit_status": self.exit_status, **asdict(self)}
+
+
+def floored(power: float) -> str:
+    """Four digits, rounded down: what is stated is never more than what is there."""
+    return f"{int(power * 1e4) / 1e4:g}"
+
+
+def audit(
+    sampler: Callable[..., Any],
+    expected_law: Law | Callable[[Any], Law],
+    *,
+    level: float = 1e-3,
+    effect: float = 0.02,
+    power: float = 0.99,
+    contexts: Sequence[Any] | None = None,
+    budget: int | None = None,
+    seed: int = 0,
+    on_samples: Callable[[int, int], None] | None = None,
+) -> Verdict:
+    """Test whether a sampler draws from a law.
+
+    Args:
+        sampler: `sampler(n, seed)` returns `n` independent outcomes: ints, an int array `[n]` or `[n, length]`, or
+            sequences of ints of any lengths.  The same seed must give the same outcomes, another seed others.
+        expected_law: probability of every outcome; a sequence that is not in it has probability 0.
+        level: chance of a false alarm, over all contexts together (Holm).
+        effect: total variation that must be seen, in any one context.
+        power: with which probability.
+        contexts: if given, the sampler is called as `sampler(n, seed, context)` and `expected_law` is a function of
+            the context.
+        budget: most samples that can be afforded, all contexts together; None draws what is needed.  A budget that is
+            too small can still find a deviation; where it finds none the verdict is `inconclusive`, never a pass.
+        seed: of everything.
+        on_samples: called as `(drawn, of how many)` after each chunk of samples.
+
+    Raises:
+        SpecdecError: no law (sum, sign, NaN, mixed shapes), shares outside (0, 1), a sampler that returns something
+            else than asked for or ignores its seed, a budget that leaves a context without a sample.
+
+    >>> fair = lambda n, seed: np.random.default_rng(seed).integers(0, 4, n)
+    >>> verdict = audit(fair, [0.25] * 4, effect=0.1)
+    >>> verdict.outcome, verdict.samples, verdict.power >= 0.99, verdict.exit_status
+    ('no deviation found', 949, True, 0)
+    >>> audit(fair, [0.35, 0.25, 0.2, 0.2], effect=0.1).outcome
+    'deviation found'
+    >>> print(audit(fair, [0.25] * 4, effect=0.1, budget=100).sentence.partition("; ")[2])
+    949 samples are needed, or an effect of 0.31
+    """
+    for name, value in (("level", level), ("effect", effect), ("power", power)):
+        checked_share(name, value)
+    places = [None] if contexts is None else list(contexts)
+    if not places:
+        raise SpecdecError("an audit needs at least one context: leave contexts out if there are none")
+    laws = [as_law(expected_law if contexts is None else called(expected_law, place)) for place in places]
+    each_level = level / len(laws)  # Holm rejects whatever Bonferroni rejects, so power at this level is a lower bound
+    sizes = [required_samples(p, effect, each_level, power) for _, p in laws]
+    needed = sum(sizes)
+    if budget is not None and budget < needed:
+        sizes = [max(size * budget // needed, 0) for size in sizes]
+        if min(sizes) == 0:
+            raise SpecdecError(f"a budget of {budget} samples leaves some of {len(laws)} contexts without any: "
+                               f"{needed:,} are needed for an effect of {effect:g}")  # fmt: skip
+
+    fits, drawn, total = [], 0, sum(sizes)
+    for index, (place, size, (keys, p)) in enumerate(zip(places, sizes, laws, strict=True)):
+        draw = sampler if contexts is None else with_context(sampler, place)
+        longest = max(map(len, keys))
+        check_seed(draw, seed, longest)
+        seeds = np.random.SeedSequence([seed, index])
+        counts: Counter[Outcome] = Counter()
+        for chunk, child in enumerate(seeds.spawn(-(-size // CHUNK))):
+            n = min(CHUNK, size - chunk * CHUNK)
+            counts.update(ask(draw, n, int(child.generate_state(1)[0]), longest))
+            drawn += n
+            if on_samples is not None:
+                on_samples(drawn, total)
+        fits.append(fit(counts, keys, p, seed))
+
+    adjusted = holm([f.p_value for f in fits])
+    worst = int(np.argmin([f.p_value for f in fits]))
+    # a deviation sits in a context that we do not choose, so the weakest context counts
+    reached = min(power_at(p, size, each_level, effect) for size, (_, p) in zip(sizes, laws, strict=True))
+    outcome = DEVIATION if adjusted[worst] <= level else NO_DEVIATION if total >= needed else INCONCLUSIVE
+    return Verdict(
+        outcome=outcome,
+        level=level,
+        effect=effect,
+        power=reached,
+        samples=total,
+        needed=needed,
+        visible=max(visible_effect(p, size, each_level, power) for size, (_, p) in zip(sizes, laws, strict=True)),
+        p_value=adjusted[worst],
+        variation=max(f.variation for f in fits),
+        bound=max(f.bound(each_level) for f in fits),
+        worst=worst,
+        fits=tuple(fits),
+    )
+
+
+def fit(counts: Counter[Outcome], keys: dict[Outcome, int], p: np.ndarray, seed: int) -> Fit:
+    """The test of one context; outcomes that the law does not name count as one outcome of probability 0."""
+    table = np.zeros(len(p) + 1, np.int64)
+    for outcome, n in counts.items():
+        table[keys.get(outcome, len(p))] += n
+    return goodness_of_fit(table, np.append(p, 0.0), seed)
+
+
+# -- what came in --------------------------------------------------------------------------------------
+
+
+def called(expected_law: Any, context: Any) -> Law:
+    if not callable(expected_law):
+        raise SpecdecError("with contexts, expected_law must be a function of the context: pass lambda context: law")
+    return expected_law(context)
+
+
+def as_law(law: Any) -> tuple[dict[Outcome, int], np.ndarray]:
+    """The outcomes, numbered, and their probabilities `[outcomes]`."""
+    if callable(law):
+        raise SpecdecError("expected_law is a function but there are no contexts: pass contexts=[...], or the law")
+    if isinstance(law, Mapping):
+        keys = [key if isinstance(key, tuple) else (key,) for key in law]
+        if not all(key and all(isinstance(i, (int, np.integer)) for i in key) for key in keys):
+            raise SpecdecError("the outcomes of the expected law must be tuples of token ids, none empty")
+        p = checked_law([float(weight) for weight in law.values()])
+    else:
+        p = checked_law(law)
+        keys = [(i,) for i in range(len(p))]
+    numbered = {key: i for i, key in enumerate(keys)}
+    if len(numbered) < len(keys):
+        raise SpecdecError("the expected law names an outcome twice, as a number and as a tuple: use tuples only")
+    return numbered, p
+
+
+def with_context(sampler: Callable[..., Any], context: Any) -> Callable[[int, int], Any]:
+    return lambda n, seed: sampler(n, seed, context)
+
+
+def ask(draw: Callable[[int, int], Any], n: int, seed: int, longest: int) -> list[Outcome]:
+    """`n` outcomes of the sampler, as tuples."""
+    drawn = draw(n, seed)
+    if hasattr(drawn, "detach"):
+        drawn = drawn.detach().cpu().numpy()
+    if isinstance(drawn, np.ndarray):
+        if drawn.ndim not in (1, 2) or drawn.dtype.kind not in "iu":
+            raise SpecdecError(f"the sampler must return token ids, an int array [n] or [n, length]; it returned "
+                               f"{drawn.dtype} of shape {drawn.shape}")  # fmt: skip
+        drawn = drawn.tolist()
+    if not isinstance(drawn, (list, tuple)):
+        raise SpecdecError(f"the sampler must return an array or a list of outcomes, not {type(drawn).__name__}")
+    if len(drawn) != n:
+        raise SpecdecError(f"the sampler was asked for {n} outcomes and returned {len(drawn)}")
+    rows = [tuple(row) if hasattr(row, "__len__") else (row,) for row in drawn]
+    for row in set(rows):
+        if not 0 < len(row) <= longest or not all(isinstance(i, (int, np.integer)) for i in row):
+            raise SpecdecError(f"the sampler returned {row!r}; the expected law is one of 1 to {longest} token ids: "
+                               "return exactly what the law is a law of")  # fmt: skip
+    return rows
+
+
+def check_seed(draw: Callable[[int, int], Any], seed: int, longest: int) -> None:
+    """Raises `SpecdecError` unless a seed gives the same outcomes twice, and other seeds others.
+
+    A sampler that always returns one outcome is let through: that may be the law, and if not the test says so.
+    Others repeat themselves by chance at most once in 80 times at each further seed, so four are tried.
+    """
+    first = ask(draw, TRIAL, seed, longest)
+    if first != ask(draw, TRIAL, seed, longest):
+        raise SpecdecError("the sampler ignores its seed: the same seed gave other outcomes. Seed every generator "
+                           "that it uses inside the call")  # fmt: skip
+    if len(set(first)) > 1 and all(first == ask(draw, TRIAL, seed + i, longest) for i in range(1, 5)):
+        raise SpecdecError("the sampler ignores its seed: five seeds gave the same outcomes, so they are no "
+                           "independent draws. Use the seed that it is given")  # fmt: skip
