@@ -8,8 +8,7 @@ from typing import Any
 
 from .drafters import PromptLookupDrafter
 from .models import Pair, load_model, load_tokenizer
-from .models.drafts import load_draft, packaged_drafts, read_manifest, target_hash
-from .models.packaged import MANIFEST
+from .models.drafts import is_draft, load_draft, packaged_drafts, read_manifest, target_hash
 from .models.pair import PACKAGED, resolve
 
 
@@ -39,7 +38,7 @@ def load_pair(
         label = type(draft).__name__
     if isinstance(draft, (str, os.PathLike)):
         resolve(draft)  # a name that cannot be right is refused before the target is loaded
-        if (Path(draft) / MANIFEST).is_file() and "target_hash" in read_manifest(draft):
+        if is_draft(draft):
             draft = load_draft(draft, target_hash(target), device, dtype)
         else:
             draft = load_model(draft, device, dtype)

@@ -16,7 +16,7 @@ import torch
 from ..drafters import Drafter, ModelDrafter, NGramDrafter, PromptLookupDrafter
 from ..errors import SpecdecError
 from ..models import drafts
-from ..models.drafts import MANIFEST, packaged_drafts, target_hash
+from ..models.drafts import packaged_drafts, target_hash
 from ..models.fast import FastLlama, PackedLinear, packed_linears_available, unsupported
 from ..models.pair import PACKAGED, Pair, end_tokens, load_tokenizer, load_transformers
 
@@ -144,10 +144,7 @@ def load_draft(
     source = Path(packaged_drafts().get(str(draft), draft))
     if source.suffix == ".safetensors":
         return NGramDrafter.load(source), None
-    manifest = source / MANIFEST
-    if manifest.is_file() and '"target_hash"' in manifest.read_text(
-        encoding="utf-8"
-    ):  # the packaged target has one too
+    if drafts.is_draft(source):
         ours = drafts.load_draft(source, target_hash(target), device, dtype)
         if isinstance(ours, NGramDrafter):
             return ours, None

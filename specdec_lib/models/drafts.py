@@ -38,6 +38,12 @@ def packaged_drafts() -> dict[str, Path]:
     return {path.parent.name: path.parent for path in sorted(DRAFTS.glob(f"*/{MANIFEST}"))}
 
 
+def is_draft(folder: str | os.PathLike) -> bool:
+    """Whether `folder` is a draft's; the packaged target has a manifest too, which names no target."""
+    manifest = Path(folder) / MANIFEST
+    return manifest.is_file() and '"target_hash"' in manifest.read_text(encoding="utf-8")
+
+
 def read_manifest(folder: str | os.PathLike) -> dict:
     """What `write_draft` noted about the draft in `folder`."""
     try:

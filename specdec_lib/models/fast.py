@@ -37,11 +37,12 @@ class PackedLinear:
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, pack: bool = True):
         self.shape = tuple(weight.shape)
         self.bias = bias
-        self.packed = bool(pack and weight.device.type == "cpu" and packed_linears_available())
+        pack = pack and weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.bfloat16)
+        self.packed = pack and packed_linears_available()
         if self.packed:
             self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), self.ROWS)
         else:
-            if pack and weight.device.type == "cpu":
+            if pack:
                 _warn_unpacked()
             self.weight = weight.contiguous()
 

@@ -1,0 +1,197 @@
+"""Samplers to audit, and the laws that they should draw from.
+
+An adapter makes a function `sampler(n, seed) -> n token sequences` of an engine.  The expected law never comes from
+the engine: it is computed from the target's next-token laws, one forward pass a prefix, by `exact/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..decode import generate, generate_plain
+from ..drafters import Sampling
+from ..errors import SpecdecError
+from ..exact import TabularModel
+from ..exact.law import SequenceLaw, cut_after_end
+from ..models.pair import Pair, vocabulary_size
+from ..models.session import open_session
+
+Sampler = Callable[[int, int], list[tuple[int, ...]]]
+
+REST = -1  # stands for all tokens at a position that were too improbable to be named
+
+
+def tabular(model: Any, prompt: Sequence[int], sampling: Sampling | None = None, end: int | None = None) -> TabularModel:
+    """The model after `prompt`, as `exact/` takes it: next-token laws in float64, for each prefix of new tokens.
+
+    Args:
+        model: a `FastLlama` or a transformers causal model.
+        prompt: token ids, at least one.
+        sampling: temperature and truncations; None samples the model's own law (temperature 1).
+        end: the id that ends a text, or None.
+    """
+    how = sampling or Sampling(temperature=1.0)
+
+    def rule(prefix: tuple[int, ...]) -> np.ndarray:
+        session = open_session(model, capacity=len(prompt) + len(prefix))
+        logits = session.feed(torch.tensor([[*prompt, *prefix]], device=session.device))[0, -1]
+        return how.law(logits.double()).cpu().numpy()
+
+    return TabularModel(vocabulary_size(model), rule, end)
+
+
+class BlockLaw:
+    """The law of the first `length` new tokens, with improbable continuations grouped.
+
+    A prefix of probability below `floor` is not continued, and tokens that would make one are grouped under `REST`.
+    With `floor = 0` nothing is grouped: this is the law of whole sequences, `exact.target_law`.
+
+    Attributes:
+        law: probability of each outcome, a tuple of tokens that may be shorter than `length`: it ends with the end
+            token, or with `REST`.
+        rest: total probability of the grouped outcomes; a change among them is not seen.
+
+    >>> from ..exact import constant_model
+    >>> block = BlockLaw(constant_model(np.array([0.7, 0.2, 0.1, 0.0])), length=2, floor=0.15)
+    >>> {outcome: round(p, 2) for outcome, p in block.law.items()}
+    {(0, 0): 0.49, (0, -1): 0.21, (1, -1): 0.2, (-1,): 0.1}
+    >>> [block.outcome(tokens) for tokens in [(0, 0), (0, 2), (1, 0), (2, 0), (3, 0)]]
+    [(0, 0), (0, -1), (1, -1), (-1,), (3,)]
+    """
+
+    def __init__(self, target: TabularModel, length: int, floor: float = 0.0):
+        if length < 1:
+            raise SpecdecError(f"a block needs at least one token, got length {length}")
+        self.target, self.length, self.floor = target, length, floor
+        self.law: SequenceLaw = {}
+        self._grow((), 1.0)
+        self.rest = sum(p for outcome, p in self.law.items() if outcome[-1] == REST)
+
+    def _grow(self, prefix: tuple[int, ...], mass: float) -> None:
+        law = self.target.law(prefix)
+        named = (law > 0) & (mass * law >= self.floor)
+        for token in np.flatnonzero(named).tolist():
+            text, weight = (*prefix, token), mass * float(law[token])
+            if len(text) == self.length or token == self.target.end:
+                self.law[text] = weight
+            else:
+                self._grow(text, weight)
+        if (rest := float(law[~named].sum())) > 0:
+            self.law[*prefix, REST] = mass * rest
+
+    def outcome(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        """The outcome that a sequence belongs to.
+
+        A token that the target excludes ends it and stays by name, so that it is an outcome outside the law.
+        """
+        mass = 1.0
+        text: tuple[int, ...] = ()
+        for token in tokens[: self.length]:
+            law = self.target.law(text)
+            if not 0 <= token < len(law) or law[token] == 0:
+                return (*text, token)
+            if mass * law[token] < self.floor:
+                return (*text, REST)
+            mass *= float(law[token])
+            text = (*text, token)
+        return text
+
+    def of(self, sampler: Sampler) -> Sampler:
+        """The sampler with its sequences replaced by their outcomes."""
+        return lambda n, seed: [self.outcome(tokens) for tokens in sampler(n, seed)]
+
+
+# -- engines -------------------------------------------------------------------------------------------
+
+
+def ours(
+    pair: Pair, prompt: Sequence[int], length: int, gamma: int = 3, end: int | None = None, **settings: Any
+) -> Sampler:
+    """Our decoder: `length` new tokens after `prompt`, or fewer where `end` comes.
+
+    Args:
+        pair: target and draft; without a draft it decodes plainly.
+        settings: what else `generate` takes; the temperature is 1 unless given.
+    """
+    settings = {"temperature": 1.0, "max_new_tokens": length, "eos": [] if end is None else [end]} | settings
+
+    def sampler(n: int, seed: int) -> list[tuple[int, ...]]:
+        prompts = [list(prompt)] * n
+        if pair.draft is None:
+            out = generate_plain(pair, prompts, seed=seed, **settings)
+        else:
+            out = generate(pair, prompts, gamma=gamma, seed=seed, **settings)
+        return [tuple(tokens) for tokens in out.tokens]
+
+    return sampler
+
+
+def transformers(
+    model: Any,
+    prompt: Sequence[int],
+    length: int,
+    assistant: Any = None,
+    gamma: int = 3,
+    threshold: float | None = 0.0,
+    end: int | None = None,
+    **settings: Any,
+) -> Sampler:
+    """`transformers`' own `generate`, as a black box: sampling at temperature 1 unless told otherwise.
+
+    Plain sampling runs as one batch.  Assisted decoding takes one text at a time: some 12 ms each on tiny models.
+
+    Args:
+        model: a transformers causal model.
+        assistant: a smaller one, for `assistant_model`.
+        gamma: tokens that the assistant proposes (`num_assistant_tokens`, schedule constant).
+        threshold: `assistant_confidence_threshold`, below which it stops; None keeps the library's default.
+        settings: what else `generate` takes, such as `prompt_lookup_num_tokens` or `assistant_ensemble_weight`.
+    """
+    # everything that generation configs may hold otherwise is set: the law must be the model's own
+    fixed: dict[str, Any] = {
+        "do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "max_new_tokens": length,
+        "eos_token_id": end, "pad_token_id": 0,
+    }  # fmt: skip
+    fixed |= settings
+    one_by_one = assistant is not None or "prompt_lookup_num_tokens" in settings
+    if assistant is not None:
+        fixed["assistant_model"] = assistant
+
+    def sampler(n: int, seed: int) -> list[tuple[int, ...]]:
+        ids = torch.tensor([list(prompt)], device=model.device)
+        mask = torch.ones_like(ids)
+        rows: list[list[int]] = []
+        devices = [model.device] if model.device.type == "cuda" else []
+        with torch.random.fork_rng(devices), torch.inference_mode(), assisting(assistant, gamma, threshold):
+            torch.manual_seed(seed)
+            for _ in range(n if one_by_one else 1):
+                many = {} if one_by_one else {"num_return_sequences": n}
+                out = model.generate(ids, attention_mask=mask, **fixed, **many)
+                rows += out[:, len(prompt) :].tolist()
+        # rows of a batch that ended are padded
+        return [cut_after_end(tuple(row), end) for row in rows]
+
+    return sampler
+
+
+class assisting:
+    """While it is open, the assistant proposes `gamma` tokens: `transformers` reads that from the assistant alone."""
+
+    def __init__(self, assistant: Any, gamma: int, threshold: float | None):
+        self.config = getattr(assistant, "generation_config", None)
+        self.wanted = {"num_assistant_tokens": gamma, "num_assistant_tokens_schedule": "constant"}
+        if threshold is not None:
+            self.wanted["assistant_confidence_threshold"] = threshold  # type: ignore[assignment]
+
+    def __enter__(self) -> None:
+        if self.config is not None:
+            self.kept = {name: getattr(self.config, name, None) for name in self.wanted}
+            self.config.update(**self.wanted)
+
+    def __exit__(self, *_: Any) -> None:
+        if self.config is not None:
+            self.config.update(**self.kept)
