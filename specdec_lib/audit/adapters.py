@@ -13,10 +13,12 @@ import numpy as np
 import torch
 
 from ..decode import generate, generate_plain
+from ..distributions import inverse_cdf
 from ..drafters import Sampling
 from ..errors import SpecdecError
 from ..exact import TabularModel
 from ..exact.law import SequenceLaw, cut_after_end
+from ..exact.models import stacked
 from ..models.pair import Pair, vocabulary_size
 from ..models.session import open_session
 
@@ -25,7 +27,9 @@ Sampler = Callable[[int, int], list[tuple[int, ...]]]
 REST = -1  # stands for all tokens at a position that were too improbable to be named
 
 
-def tabular(model: Any, prompt: Sequence[int], sampling: Sampling | None = None, end: int | None = None) -> TabularModel:
+def tabular(
+    model: Any, prompt: Sequence[int], sampling: Sampling | None = None, end: int | None = None
+) -> TabularModel:
     """The model after `prompt`, as `exact/` takes it: next-token laws in float64, for each prefix of new tokens.
 
     Args:
@@ -117,14 +121,15 @@ def ours(
         pair: target and draft; without a draft it decodes plainly.
         settings: what else `generate` takes; the temperature is 1 unless given.
     """
-    settings = {"temperature": 1.0, "max_new_tokens": length, "eos": [] if end is None else [end]} | settings
+    fixed: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": length, "eos": [] if end is None else [end]}
+    fixed |= settings
 
     def sampler(n: int, seed: int) -> list[tuple[int, ...]]:
         prompts = [list(prompt)] * n
         if pair.draft is None:
-            out = generate_plain(pair, prompts, seed=seed, **settings)
+            out = generate_plain(pair, prompts, seed=seed, **fixed)
         else:
-            out = generate(pair, prompts, gamma=gamma, seed=seed, **settings)
+            out = generate(pair, prompts, gamma=gamma, seed=seed, **fixed)
         return [tuple(tokens) for tokens in out.tokens]
 
     return sampler
@@ -183,9 +188,9 @@ class assisting:
 
     def __init__(self, assistant: Any, gamma: int, threshold: float | None):
         self.config = getattr(assistant, "generation_config", None)
-        self.wanted = {"num_assistant_tokens": gamma, "num_assistant_tokens_schedule": "constant"}
+        self.wanted: dict[str, Any] = {"num_assistant_tokens": gamma, "num_assistant_tokens_schedule": "constant"}
         if threshold is not None:
-            self.wanted["assistant_confidence_threshold"] = threshold  # type: ignore[assignment]
+            self.wanted["assistant_confidence_threshold"] = threshold
 
     def __enter__(self) -> None:
         if self.config is not None:
@@ -195,3 +200,51 @@ class assisting:
     def __exit__(self, *_: Any) -> None:
         if self.config is not None:
             self.config.update(**self.kept)
+
+
+# -- a rule of one's own -------------------------------------------------------------------------------
+
+
+def of_rule(rule: Callable[..., Any], target: TabularModel, draft: TabularModel, gamma: int, length: int) -> Sampler:
+    """Decoding with a user's rule on tabular models: as many rounds as `length` tokens take.
+
+    Args:
+        rule: `rule(p, q, draft, rng) -> tokens`: target laws `[gamma + 1, V]`, draft laws `[gamma, V]`, the drafted
+            tokens, a numpy generator for all its draws; returns the tokens that the round emits, 1 to `gamma + 1`.
+    """
+    target, draft = (model.mapped(lambda law: law.astype(float)) for model in (target, draft))
+
+    def one(rng: np.random.Generator) -> tuple[int, ...]:
+        text: tuple[int, ...] = ()
+        while len(text) < length:
+            x: list[int] = []
+            for _ in range(gamma):
+                x.append(inverse_cdf(draft.law((*text, *x)), rng.random()))
+            p = stacked([target.law((*text, *x[:i])) for i in range(gamma + 1)])
+            q = stacked([draft.law((*text, *x[:i])) for i in range(gamma)])
+            try:
+                emitted = rule(p, q, list(x), rng)
+            except Exception as error:
+                raise SpecdecError(
+                    f"the rule raised {type(error).__name__}: {error} (drafted {x} after {text})"
+                ) from error
+            text += checked_round(emitted, gamma, target.vocabulary)
+        return text[:length]
+
+    def sampler(n: int, seed: int) -> list[tuple[int, ...]]:
+        rng = np.random.default_rng(seed)
+        return [one(rng) for _ in range(n)]
+
+    return sampler
+
+
+def checked_round(emitted: Any, gamma: int, vocabulary: int) -> tuple[int, ...]:
+    """The tokens of a round as a tuple of ints; raises `SpecdecError` for anything else."""
+    try:
+        tokens = tuple(int(token) for token in emitted)
+    except (TypeError, ValueError):
+        tokens = ()
+    if not 1 <= len(tokens) <= gamma + 1 or not all(0 <= token < vocabulary for token in tokens):
+        raise SpecdecError(f"the rule must return 1 to {gamma + 1} token ids from 0 to {vocabulary - 1}, the accepted "
+                           f"ones and one more; it returned {emitted!r}")  # fmt: skip
+    return tokens

@@ -34,7 +34,7 @@ Law: TypeAlias = Mapping[Outcome, Any] | Sequence[float] | np.ndarray
 
 NO_DEVIATION, DEVIATION, INCONCLUSIVE = "no deviation found", "deviation found", "inconclusive"
 TRIAL = 32  # outcomes of the three calls that show whether the sampler heeds its seed
-CHUNK = 2_000  # outcomes a call
+CHUNK = 250  # outcomes a call; a slow sampler should report now and then
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Verdict:
     @property
     def sentence(self) -> str:
         """The verdict in words."""
-        place = f" in context {self.worst}" if len(self.fits) > 1 else ""
+        place = f" in context {self.worst + 1} of {len(self.fits)}" if len(self.fits) > 1 else ""
         if self.outcome == DEVIATION:
             return (
                 f"deviation found{place} at level {self.level:g}: p = {self.p_value:.2g}, observed total variation "

@@ -1,0 +1,215 @@
+"""`specdec audit`: does a decoder, or a rule of one's own, keep the target's law?"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..errors import SpecdecError
+
+if TYPE_CHECKING:  # heavy modules are imported on use: the shell's other doors import this one too
+    from .adapters import BlockLaw, Sampler
+    from .audit import Verdict
+
+ENGINES = ("ours", "transformers")
+PROMPT = "The capital of France is"
+FLOOR = 0.005  # outcomes below this are grouped, where there are more than MOST
+MOST = 2_000
+
+RULE_PAIRS = (("stochastic", 3, 1), ("stochastic", 4, 2), ("partial", 3, 5))
+"""Kind, vocabulary and seed of the tabular models that a rule is put to; two letters would hide a wrong residual."""
+RULE_GAMMA, RULE_LENGTH = 2, 3
+
+
+def audit(
+    rule: Annotated[str | None, typer.Argument(help="path/to/module.py:function, a rule of your own.")] = None,
+    target: Annotated[str, typer.Option(help="'packaged', a model folder, or a hub id.")] = "packaged",
+    draft: Annotated[str | None, typer.Option(help="A packaged draft, a folder, a hub id, 'lookup' or 'none'.")] = None,
+    engine: Annotated[str, typer.Option(help="Whose decoder: ours or transformers.")] = "ours",
+    effect: Annotated[float, typer.Option(help="Total variation that must be seen.")] = 0.02,
+    level: Annotated[float, typer.Option(help="Chance of a false alarm.")] = 0.001,
+    power: Annotated[float, typer.Option(help="Chance of seeing the effect.")] = 0.99,
+    budget: Annotated[int | None, typer.Option(help="Most samples; default: as many as are needed.")] = None,
+    prompt: Annotated[list[str] | None, typer.Option(help="Context to test; may be repeated.")] = None,
+    gamma: Annotated[int, typer.Option(help="Tokens drafted a round.")] = 3,
+    length: Annotated[int, typer.Option(help="Tokens of a tested block.")] = 3,
+    temperature: Annotated[float, typer.Option(help="Of target and draft.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Of all draws.")] = 0,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the verdict to this file.")] = None,
+) -> None:
+    """Test whether outputs follow the target's law.  Exit status: 0 no deviation found, 1 deviation, 2 otherwise.
+
+    A rule is `rule(p, q, draft, rng) -> tokens`: it gets the target's laws, the draft's, the drafted tokens and a numpy
+    generator, and returns the tokens of the round.  It is run on small tabular models, whose output law is exact.
+    """
+    from rich.console import Console
+
+    from ..decode import check_lengths
+    from ..drafters import Sampling
+    from ..report.folder import write_text
+    from .gof import checked_share
+
+    for name, value in (("effect", effect), ("level", level), ("power", power)):
+        checked_share(name, value)
+    check_lengths(gamma, length)
+    if length < 1:
+        raise SpecdecError("length must be at least 1: the block that is tested needs a token")
+    Sampling(temperature)
+    if engine not in ENGINES:
+        raise SpecdecError(f"unknown engine {engine!r}: use one of {', '.join(ENGINES)}")
+    if json_file is not None and not json_file.absolute().parent.is_dir():
+        raise SpecdecError(f"there is no folder {json_file.absolute().parent}: make it, or name another --json file")
+    how: dict[str, Any] = {"effect": effect, "level": level, "power": power, "budget": budget, "seed": seed}
+    console = Console(highlight=False, soft_wrap=True)
+    try:
+        if rule is not None:
+            setting: dict[str, Any] = {"rule": rule}
+            verdict = audit_rule(load_rule(rule), how)
+        else:
+            verdict, setting = audit_decoder(
+                engine, target, draft, prompt or [PROMPT], gamma, length, temperature, how, console.print
+            )
+    except KeyboardInterrupt:
+        Console(stderr=True).print("interrupted: an audit cut short proves nothing; a smaller --budget ends sooner")
+        raise typer.Exit(130) from None
+    console.print(verdict.sentence, style="bold")
+    if json_file is not None:
+        from ..bench.command import finite
+
+        text = json.dumps(finite({**verdict.as_dict(), "setting": {**setting, **how}}), indent=1, allow_nan=False)
+        write_text(json_file, text + "\n")
+    raise typer.Exit(verdict.exit_status)
+
+
+def watched(sampler: Callable[..., Any], expected_law: Any, contexts: list, how: dict[str, Any]) -> Verdict:
+    """The audit with a progress bar on standard error."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from .audit import audit
+
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("sampling", total=None)
+
+        def tick(drawn: int, total: int) -> None:
+            progress.update(task, completed=drawn, total=total)
+
+        return audit(sampler, expected_law, contexts=contexts, on_samples=tick, **how)
+
+
+# -- a decoder on models -------------------------------------------------------------------------------
+
+
+def audit_decoder(
+    engine: str,
+    target: str,
+    draft: str | None,
+    prompts: list[str],
+    gamma: int,
+    length: int,
+    temperature: float,
+    how: dict[str, Any],
+    say: Callable[[str], None],
+) -> tuple[Verdict, dict[str, Any]]:
+    """Audit an engine on a pair, at each prompt; the verdict and what it was about."""
+    from ..drafters import Sampling
+    from ..models.pair import end_tokens, vocabulary_size
+    from .adapters import BlockLaw, tabular
+
+    pair, make = load_engine(engine, target, draft, gamma, temperature)
+    ends = end_tokens(pair)
+    end = ends[0] if len(ends) == 1 else None  # the exact law knows one end token; with several, texts run on
+    floor = 0.0 if vocabulary_size(pair.target) ** length <= MOST else FLOOR
+    blocks: list[BlockLaw] = []
+    samplers: list[Sampler] = []
+    for text in prompts:
+        ids = pair.encode(text)
+        block = BlockLaw(tabular(pair.target, ids, Sampling(temperature), end), length, floor)
+        blocks.append(block)
+        samplers.append(block.of(make(ids, length, end)))
+    rest = max(block.rest for block in blocks)
+    say(f"{engine}: {pair.description}, blocks of {length} tokens, {sum(len(b.law) for b in blocks):,} outcomes")
+    if rest:
+        say(f"outcomes below {FLOOR} are grouped, up to {rest:.0%} of the law: changes within a group are not seen")
+    places = list(range(len(prompts)))
+    verdict = watched(lambda n, seed, i: samplers[i](n, seed), lambda i: blocks[i].law, places, how)
+    setting = {
+        "engine": engine, "target": target, "draft": draft, "prompts": prompts, "gamma": gamma, "length": length,
+        "temperature": temperature, "end": end, "grouped": rest,
+    }  # fmt: skip
+    return verdict, setting
+
+
+def load_engine(
+    engine: str, target: str, draft: str | None, gamma: int, temperature: float
+) -> tuple[Any, Callable[..., Sampler]]:
+    """The pair, and the function `(prompt ids, length, end) -> sampler`."""
+    from ..drafters import PromptLookupDrafter
+    from ..load import fastest, load_pair
+    from ..models.drafts import packaged_drafts
+    from ..models.pair import PACKAGED, Pair, load_tokenizer, load_transformers
+    from . import adapters
+
+    if engine == "ours":
+        pair = load_pair(target, PromptLookupDrafter() if draft in ("lookup", "none") else draft)
+        if draft == "none":
+            pair.draft = None
+            pair.description = f"target {target}, no draft"
+        return pair, lambda ids, length, end: adapters.ours(pair, ids, length, gamma, end, temperature=temperature)
+
+    from transformers.utils.logging import set_verbosity_error
+
+    set_verbosity_error()  # its own calls of generate give deprecation notices
+    packaged = packaged_drafts()
+    if draft is None:
+        draft = (fastest(packaged) if target == PACKAGED else None) or "lookup"
+    settings: dict[str, Any] = {"temperature": temperature} if temperature else {"do_sample": False}
+    assistant = None
+    if draft == "lookup":
+        settings["prompt_lookup_num_tokens"] = gamma
+    elif draft != "none":
+        assistant = load_transformers(packaged.get(draft, draft))
+    model = load_transformers(target)
+    pair = Pair(model, assistant, load_tokenizer(target), description=f"target {target}, draft {draft}")
+    return pair, lambda ids, length, end: adapters.transformers(
+        model, ids, length, assistant, gamma, end=end, **settings
+    )
+
+
+# -- a rule of one's own -------------------------------------------------------------------------------
+
+
+def audit_rule(rule: Callable[..., Any], how: dict[str, Any]) -> Verdict:
+    """Audit `rule(p, q, draft, rng) -> tokens` on several rounds of context-dependent tabular models."""
+    from ..exact import random_pair, target_law
+    from .adapters import of_rule
+
+    pairs = [random_pair(*pair) for pair in RULE_PAIRS]
+    samplers = [of_rule(rule, target, draft, RULE_GAMMA, RULE_LENGTH) for target, draft in pairs]
+    laws = [target_law(target, RULE_LENGTH) for target, _ in pairs]
+    return watched(lambda n, seed, i: samplers[i](n, seed), lambda i: laws[i], list(range(len(pairs))), how)
+
+
+def load_rule(place: str) -> Callable[..., Any]:
+    """The function at `path/to/module.py:function`."""
+    path, colon, name = place.rpartition(":")
+    if not colon or not path.endswith(".py") or not name.isidentifier():
+        raise SpecdecError(f"{place!r} names no rule: write path/to/module.py:function")
+    if not Path(path).is_file():
+        raise SpecdecError(f"there is no file {path}: give the path of a Python module")
+    spec = importlib.util.spec_from_file_location("audited_rule", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise SpecdecError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
+    rule = getattr(module, name, None)
+    if not callable(rule):
+        raise SpecdecError(f"{path} has no function {name}: name one of its functions after the colon")
+    return rule
