@@ -600,3 +600,24 @@ def test_the_small_benchmarks_are_written(contest, tmp_path, monkeypatch):
 
 def test_the_import_is_timed_in_a_new_process():
     assert small.import_seconds(1).value > 0
+
+
+def test_a_kept_speed_decides_which_draft_load_pair_takes(tmp_path):
+    from specdec_lib.load import fastest
+    from specdec_lib.models.drafts import note_speed, read_manifest
+
+    folders = {}
+    for name, speed in (("quick", 1.6), ("slow", 1.2), ("unmeasured", None)):
+        folders[name] = tmp_path / name
+        folders[name].mkdir()
+        (folders[name] / "manifest.json").write_text('{"kind": "ngram", "target_hash": "x", "files": {}}')
+        if speed:
+            note_speed(folders[name], {"speedup": {"0": speed, "1": 1.0}})
+    assert fastest(folders) == "quick"
+    assert read_manifest(folders["slow"])["speed"]["speedup"]["0"] == 1.2
+    assert fastest({"unmeasured": folders["unmeasured"]}) is None
+
+
+def test_a_speed_can_only_be_kept_in_a_draft():
+    with pytest.raises(SpecdecError, match="lookup has none"):
+        bench(draft="lookup", keep=True)

@@ -33,6 +33,9 @@ def bench(
     prompts: Annotated[Optional[str], typer.Option(help="A .jsonl file, a folder of them, or a hub data set.")] = None,  # noqa: UP045
     seed: Annotated[int, typer.Option(help="Of the choice of prompts and of all draws.")] = 0,
     json_file: Annotated[Optional[Path], typer.Option("--json", help="Write all numbers to this file.")] = None,  # noqa: UP045
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Note the speed in the draft's manifest, for load_pair.")
+    ] = False,
     quick: Annotated[bool, typer.Option("--quick", help="A first look: 1 prompt of each kind, 32 tokens.")] = False,
 ) -> None:
     """Time drafting against transformers' own decoding, plain and assisted, and against what theory predicts."""
@@ -41,6 +44,7 @@ def bench(
 
     from ..decode import check_lengths
     from ..drafters import Sampling
+    from ..models.drafts import is_draft, note_speed, packaged_drafts
     from ..report.environment import environment
     from ..report.folder import write_text
     from .costs import footprint
@@ -58,6 +62,9 @@ def bench(
         raise SpecdecError(f"there is no folder {json_file.absolute().parent}: make it, or name another --json file")
     chosen = load_prompts(prompts, limit=limit, seed=seed)
     draft = draft or default_draft(target)
+    folder = packaged_drafts().get(draft, Path(draft))
+    if keep and not is_draft(folder):
+        raise SpecdecError(f"--keep writes to a draft's manifest, and {draft} has none: name a draft of data/drafts")
     contest = load_contest(target, draft)
     busy = cpu_use()
 
@@ -98,6 +105,17 @@ def bench(
         show(run, console)
     if memory:
         console.print(footprint_table(memory))
+    if keep:
+        note_speed(
+            folder,
+            {
+                "speedup": {f"{run['temperature']:g}": round(run["own_speedup"], 3) for run in runs},
+                "against": "this package's own loop of one token a pass",
+                "setting": result["setting"],
+                "cpu_use_before": busy,
+                "environment": result["environment"],
+            },
+        )
     if json_file is not None:
         write_text(json_file, json.dumps(finite(result), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
         console.print(f"all numbers: {json_file}", style="dim")

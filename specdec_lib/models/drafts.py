@@ -86,6 +86,14 @@ def local_folder(name: str | os.PathLike) -> str:
         raise SpecdecError(f"cannot bring {name} from the hub ({reason}): check the id, or give a folder") from error
 
 
+def note_speed(folder: str | os.PathLike, speed: Mapping[str, Any]) -> None:
+    """Write a measured speed into the manifest of the draft in `folder`; `load_pair` chooses by `speed["speedup"]`."""
+    manifest = read_manifest(folder) | {"speed": dict(speed)}
+    part = Path(folder) / f"{MANIFEST}.part"
+    write_json(part, manifest)
+    part.replace(Path(folder) / MANIFEST)
+
+
 def write_draft(folder: str | os.PathLike, draft: Any, manifest: Mapping[str, Any]) -> dict:
     """Write a draft; the folder appears whole or not at all, and replaces a draft that was there.
 
