@@ -199,6 +199,7 @@ def small_sample(observed: np.ndarray, law: np.ndarray, seed: int) -> tuple[floa
     return (1 + int(at_least(draws).sum())) / (1 + DRAWS), "Monte-Carlo multinomial"
 
 
+@lru_cache(maxsize=8)
 def compositions(total: int, parts: int) -> np.ndarray:
     """Every way to write `total` as `parts` numbers >= 0, one a row.
 
@@ -206,7 +207,7 @@ def compositions(total: int, parts: int) -> np.ndarray:
     [[0, 2], [1, 1], [2, 0]]
     """
     places = total + parts - 1
-    bars = np.array(list(combinations(range(places), parts - 1)), int).reshape(-1, parts - 1)
+    bars = np.array(list(combinations(range(places), parts - 1)), int)  # parts - 1 of the places part the others
     edges = np.pad(bars, ((0, 0), (1, 1)), constant_values=((0, 0), (-1, places)))
     return np.diff(edges, axis=1) - 1
 
