@@ -148,6 +148,8 @@ def audit(
     """
     for name, value in (("level", level), ("effect", effect), ("power", power)):
         checked_share(name, value)
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
+        raise SpecdecError(f"seed must be a whole number >= 0, got {seed!r}")
     places = [None] if contexts is None else list(contexts)
     if not places:
         raise SpecdecError("an audit needs at least one context: leave contexts out if there are none")

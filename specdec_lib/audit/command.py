@@ -89,11 +89,12 @@ def audit(
 def watched(sampler: Callable[..., Any], expected_law: Any, contexts: list, how: dict[str, Any]) -> Verdict:
     """The audit with a progress bar on standard error."""
     from rich.console import Console
-    from rich.progress import Progress
+    from rich.progress import MofNCompleteColumn, Progress
 
     from .audit import audit
 
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    columns = (*Progress.get_default_columns(), MofNCompleteColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("sampling", total=None)
 
         def tick(drawn: int, total: int) -> None:
