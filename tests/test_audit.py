@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from specdec_lib.audit import adapters, command
 from specdec_lib.audit.audit import audit
-from specdec_lib.audit.gof import goodness_of_fit, holm, pool, power_at, required_samples, visible_effect
+from specdec_lib.audit.gof import goodness_of_fit, holm, log_e_value, pool, power_at, required_samples, visible_effect
 from specdec_lib.drafters import Sampling
 from specdec_lib.errors import SpecdecError
 from specdec_lib.exact import constant_model, distance, output_law, random_pair, target_law
@@ -125,6 +125,34 @@ def test_the_bound_covers_the_true_variation():
     bounds = np.array([goodness_of_fit(c, law).bound(0.1) for c in counts])
     assert (bounds >= variation).mean() >= 0.9
     assert np.median(bounds) < variation + 0.06  # and says something
+
+
+def test_looking_early_keeps_the_level_and_stops():
+    """A look after every one of 300 samples: the e-value crosses in at most `level` of 500 correct runs."""
+    law, level, size = np.array([0.5, 0.3, 0.2]), 0.1, 300
+    draws = np.random.default_rng(5).choice(3, p=law, size=(500, size))
+    counts = np.cumsum(np.eye(3, dtype=int)[draws], axis=1)
+    crossed = 0
+    for run in counts:
+        crossed += any(log_e_value(c, law, effect=0.1) >= np.log(1 / level) for c in run)
+    assert crossed <= binom.ppf(0.999, 500, level)
+    assert crossed > 0  # it does move
+
+    wrong = audit(sampler_of([0.4, 0.2, 0.2, 0.2]), [0.25] * 4, sequential=True)
+    assert wrong.exit_status == 1
+    assert wrong.samples < wrong.needed / 10
+    assert wrong.fits[-1].method == "e-value" and wrong.bound == 1
+    right = audit(sampler_of([0.25] * 4), [0.25] * 4, effect=0.1, sequential=True)
+    assert right.exit_status == 0
+    assert right.samples == right.needed > required_samples([0.25] * 4, 0.1, 1e-3, 0.99)
+    leaks = audit(sampler_of([0.99, 0.01]), [1.0, 0.0], effect=0.001, sequential=True)
+    assert leaks.exit_status == 1 and leaks.samples < leaks.needed
+
+
+def test_level_of_the_sequential_audit():
+    law = np.array([0.6, 0.4])
+    runs = [audit(sampler_of(law), law, level=0.1, effect=0.1, power=0.9, sequential=True, seed=s) for s in range(300)]
+    assert 0 < sum(v.exit_status == 1 for v in runs) <= binom.ppf(0.999, 300, 0.1)
 
 
 # -- bins and small samples ----------------------------------------------------------------------------
@@ -243,7 +271,7 @@ def test_contexts_are_told_apart():
     laws = [[0.25] * 4, [0.4, 0.2, 0.2, 0.2]]
     verdict = audit(lambda n, seed, i: fair(n, seed), lambda i: laws[i], contexts=[0, 1], effect=0.15)
     assert verdict.exit_status == 1 and verdict.worst == 1
-    assert "in context 2 of 2" in verdict.sentence
+    assert "in context 2 at" in verdict.sentence
 
 
 # -- engines, on models of six tokens ------------------------------------------------------------------
@@ -359,6 +387,10 @@ def test_a_users_rule(specdec, tmp_path):
     assert written["exit_status"] == 1 and written["sentence"] in found.output
     passed = specdec("RULES/rules.py:right", "--effect", "0.1")
     assert passed.exit_code == 0 and "no deviation above 0.1 found at level 0.001 with power 0.99" in passed.output
+    early = specdec("RULES/rules.py:wrong", "--sequential", "--json", "RULES/out.json")
+    assert early.exit_code == 1
+    written = json.loads((tmp_path / "out.json").read_text())
+    assert written["samples"] < written["needed"] / 10
     unsure = specdec("RULES/rules.py:right", "--budget", "300")
     assert unsure.exit_code == 2 and "inconclusive" in unsure.output
 

@@ -9,9 +9,10 @@ draws: one output, or one block of fixed length, per run; tokens of one text are
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -23,6 +24,7 @@ from .gof import (
     checked_share,
     goodness_of_fit,
     holm,
+    log_e_value,
     power_at,
     required_samples,
     visible_effect,
@@ -51,7 +53,7 @@ class Verdict:
         visible: the effect that the drawn samples see with the asked power.
         p_value: the smallest over the contexts, by Holm's method.
         variation: the largest total variation between observed frequencies and law (over pooled bins).
-        bound: no context's true total variation exceeds this, with confidence `1 - level`.
+        bound: no context's true total variation exceeds this, with confidence `1 - level`; 1 where it stopped early.
         worst: index of the context with the smallest p-value.
         fits: the test of each context.
     """
@@ -72,7 +74,7 @@ class Verdict:
     @property
     def sentence(self) -> str:
         """The verdict in words."""
-        place = f" in context {self.worst + 1} of {len(self.fits)}" if len(self.fits) > 1 else ""
+        place = f" in context {self.worst + 1}" if self.worst or len(self.fits) > 1 else ""
         if self.outcome == DEVIATION:
             return (
                 f"deviation found{place} at level {self.level:g}: p = {self.p_value:.2g}, observed total variation "
@@ -114,6 +116,7 @@ def audit(
     power: float = 0.99,
     contexts: Sequence[Any] | None = None,
     budget: int | None = None,
+    sequential: bool = False,
     seed: int = 0,
     on_samples: Callable[[int, int], None] | None = None,
 ) -> Verdict:
@@ -130,6 +133,8 @@ def audit(
             the context.
         budget: most samples that can be afforded, all contexts together; None draws what is needed.  A budget that is
             too small can still find a deviation; where it finds none the verdict is `inconclusive`, never a pass.
+        sequential: look after each chunk and stop at the first deviation.  Half of the level goes to these looks (an
+            e-value, see `log_e_value`), half to the test at the end, so a pass takes a few more samples.
         seed: of everything.
         on_samples: called as `(drawn, of how many)` after each chunk of samples.
 
@@ -154,7 +159,8 @@ def audit(
     if not places:
         raise SpecdecError("an audit needs at least one context: leave contexts out if there are none")
     laws = [as_law(expected_law if contexts is None else called(expected_law, place)) for place in places]
-    each_level = level / len(laws)  # Holm rejects whatever Bonferroni rejects, so power at this level is a lower bound
+    tests = 2 if sequential else 1  # in each context
+    each_level = level / len(laws) / tests  # Holm rejects whatever Bonferroni rejects: power at this level is a bound
     sizes = [required_samples(p, effect, each_level, power) for _, p in laws]
     needed = sum(sizes)
     if budget is not None and budget < needed:
@@ -163,48 +169,58 @@ def audit(
             raise SpecdecError(f"a budget of {budget} samples leaves some of {len(laws)} contexts without any: "
                                f"{needed:,} are needed for an effect of {effect:g}")  # fmt: skip
 
-    fits, drawn, total = [], 0, sum(sizes)
+    fits: list[Fit] = []
+    drawn, stopped = 0, False
     for index, (place, size, (keys, p)) in enumerate(zip(places, sizes, laws, strict=True)):
         draw = sampler if contexts is None else with_context(sampler, place)
         longest = max(map(len, keys))
         check_seed(draw, seed, longest)
         seeds = np.random.SeedSequence([seed, index])
-        counts: Counter[Outcome] = Counter()
+        counts = np.zeros(len(p) + 1, np.int64)  # the last for what the law does not name
         for chunk, child in enumerate(seeds.spawn(-(-size // CHUNK))):
             n = min(CHUNK, size - chunk * CHUNK)
-            counts.update(ask(draw, n, int(child.generate_state(1)[0]), longest))
+            for outcome, times in Counter(ask(draw, n, int(child.generate_state(1)[0]), longest)).items():
+                counts[keys.get(outcome, len(p))] += times
             drawn += n
             if on_samples is not None:
-                on_samples(drawn, total)
-        fits.append(fit(counts, keys, p, seed))
+                on_samples(drawn, sum(sizes))
+            if sequential and (early := p_value_so_far(counts, p, effect)) <= each_level:
+                stopped = True
+                break
+        fit = goodness_of_fit(counts, np.append(p, 0.0), seed)
+        if stopped:
+            fit = replace(fit, p_value=early, method="e-value")
+        fits.append(replace(fit, p_value=min(1.0, tests * fit.p_value)))
+        if stopped:
+            break
 
-    adjusted = holm([f.p_value for f in fits])
+    adjusted = holm([f.p_value for f in fits] + [1.0] * (len(laws) - len(fits)))  # 1: not looked at
     worst = int(np.argmin([f.p_value for f in fits]))
     # a deviation sits in a context that we do not choose, so the weakest context counts
     reached = min(power_at(p, size, each_level, effect) for size, (_, p) in zip(sizes, laws, strict=True))
-    outcome = DEVIATION if adjusted[worst] <= level else NO_DEVIATION if total >= needed else INCONCLUSIVE
+    found = DEVIATION if adjusted[worst] <= level else NO_DEVIATION if drawn >= needed else INCONCLUSIVE
     return Verdict(
-        outcome=outcome,
+        outcome=found,
         level=level,
         effect=effect,
         power=reached,
-        samples=total,
+        samples=drawn,
         needed=needed,
         visible=max(visible_effect(p, size, each_level, power) for size, (_, p) in zip(sizes, laws, strict=True)),
         p_value=adjusted[worst],
         variation=max(f.variation for f in fits),
-        bound=max(f.bound(each_level) for f in fits),
+        bound=1.0 if stopped else max(f.bound(each_level) for f in fits),
         worst=worst,
         fits=tuple(fits),
     )
 
 
-def fit(counts: Counter[Outcome], keys: dict[Outcome, int], p: np.ndarray, seed: int) -> Fit:
-    """The test of one context; outcomes that the law does not name count as one outcome of probability 0."""
-    table = np.zeros(len(p) + 1, np.int64)
-    for outcome, n in counts.items():
-        table[keys.get(outcome, len(p))] += n
-    return goodness_of_fit(table, np.append(p, 0.0), seed)
+def p_value_so_far(counts: np.ndarray, p: np.ndarray, effect: float) -> float:
+    """A p-value that holds whenever one looks: 1 / e-value, and 0 once an excluded outcome has occurred."""
+    possible = p > 0
+    if counts[:-1][possible].sum() < counts.sum():
+        return 0.0
+    return math.exp(min(0.0, -log_e_value(counts[:-1][possible], p[possible], effect)))
 
 
 # -- what came in --------------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ def audit(
     level: Annotated[float, typer.Option(help="Chance of a false alarm.")] = 0.001,
     power: Annotated[float, typer.Option(help="Chance of seeing the effect.")] = 0.99,
     budget: Annotated[int | None, typer.Option(help="Most samples; default: as many as are needed.")] = None,
+    sequential: Annotated[bool, typer.Option("--sequential", help="Stop at the first deviation that shows.")] = False,
     prompt: Annotated[list[str] | None, typer.Option(help="Context to test; may be repeated.")] = None,
     gamma: Annotated[int, typer.Option(help="Tokens drafted a round.")] = 3,
     length: Annotated[int, typer.Option(help="Tokens of a tested block.")] = 3,
@@ -64,7 +65,8 @@ def audit(
         raise SpecdecError(f"unknown engine {engine!r}: use one of {', '.join(ENGINES)}")
     if json_file is not None and not json_file.absolute().parent.is_dir():
         raise SpecdecError(f"there is no folder {json_file.absolute().parent}: make it, or name another --json file")
-    how: dict[str, Any] = {"effect": effect, "level": level, "power": power, "budget": budget, "seed": seed}
+    how: dict[str, Any] = {"effect": effect, "level": level, "power": power}
+    how |= {"budget": budget, "sequential": sequential, "seed": seed}
     console = Console(highlight=False, soft_wrap=True)
     try:
         if rule is not None:

@@ -288,6 +288,33 @@ def required_samples(law: Sequence[float] | np.ndarray, effect: float, level: fl
     return high
 
 
+# -- looking early -------------------------------------------------------------------------------------
+
+
+def log_e_value(counts: np.ndarray, law: np.ndarray, effect: float) -> float:
+    """Logarithm of an e-value for the law, which may be looked at after any number of samples.
+
+    Probability of the samples under a Dirichlet mixture of laws around this one, over that under this one.  Where the
+    law is right it is a martingale of mean 1, so that it ever exceeds `1 / level` has probability at most `level`
+    (Ville), however often one looks.  Lindon and Malek, "Anytime-valid inference for multinomial count data"
+    (NeurIPS 2022, arXiv 2011.03567).
+
+    Args:
+        counts, law: of the same outcomes, those of probability 0 left out.
+        effect: the mixture is as wide as deviations of about this total variation.
+
+    >>> p = np.array([0.5, 0.5])
+    >>> [round(math.exp(log_e_value(np.array(n), p, effect=0.25)), 3) for n in ([0, 0], [1, 0], [2, 0])]
+    [1.0, 1.0, 1.2]
+    """
+    from scipy.special import gammaln
+
+    weight = max(len(law) - 1, 1) / (4 * effect**2)  # under it, sum (p' - p)^2 / p is 4 effect^2 on average
+    a = weight * law
+    mixture = gammaln(weight) - gammaln(weight + counts.sum()) + (gammaln(a + counts) - gammaln(a)).sum()
+    return float(mixture - (counts * np.log(law)).sum())
+
+
 # -- many tests ----------------------------------------------------------------------------------------
 
 
