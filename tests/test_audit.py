@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 import typer
 from scipy.stats import binom
+from transformers import GenerationConfig
 from typer.testing import CliRunner
 
 from specdec_lib.audit import adapters, command
 from specdec_lib.audit.audit import audit
+from specdec_lib.audit.enumeration import Unenumerable, runs
 from specdec_lib.audit.gof import goodness_of_fit, holm, log_e_value, pool, power_at, required_samples, visible_effect
 from specdec_lib.drafters import Sampling
 from specdec_lib.errors import SpecdecError
@@ -325,6 +327,9 @@ def test_transformers_keeps_the_law(how, six):
     assert draft.generation_config.to_dict() == before
 
 
+@pytest.mark.skipif(
+    not hasattr(GenerationConfig(), "assistant_ensemble_weight"), reason="this transformers has no ensemble"
+)
 def test_transformers_ensemble_is_flagged_and_follows_the_law_that_we_compute(six):
     target, draft, table, block = six
     sampler = adapters.transformers(target, PROMPT, LENGTH, draft, end=END, assistant_ensemble_weight=0.3)
@@ -363,6 +368,20 @@ def right(p, q, draft, rng):
 def wrong(p, q, draft, rng):
     return decode(p, q, draft, rng, lambda p, q: p)
 
+class Other:  # draws in a way that cannot be followed
+    def __init__(self, rng):
+        self.random = rng.uniform
+        self.choice = rng.choice
+
+def right_by_sampling(p, q, draft, rng):
+    return right(p, q, draft, Other(rng))
+
+def wrong_by_sampling(p, q, draft, rng):
+    return wrong(p, q, draft, Other(rng))
+
+def unseeded(p, q, draft, rng):
+    return right(p, q, draft, np.random.default_rng())
+
 def empty(p, q, draft, rng):
     return []
 
@@ -380,19 +399,53 @@ def specdec(tmp_path):
     return lambda *arguments: CliRunner().invoke(app, [str(a).replace("RULES", str(tmp_path)) for a in arguments])
 
 
-def test_a_users_rule(specdec, tmp_path):
-    found = specdec("RULES/rules.py:wrong", "--effect", "0.1", "--json", "RULES/out.json")
-    assert found.exit_code == 1 and "deviation found in context" in found.output
+def test_a_users_rule_by_enumeration(specdec, tmp_path):
+    passed = specdec("RULES/rules.py:right")
+    assert passed.exit_code == 0 and "no deviation: the exact output law on 3 small models" in passed.output
+    found = specdec("RULES/rules.py:wrong", "--json", "RULES/out.json")
+    assert found.exit_code == 1 and "deviation found" in found.output
     written = json.loads((tmp_path / "out.json").read_text())
     assert written["exit_status"] == 1 and written["sentence"] in found.output
-    passed = specdec("RULES/rules.py:right", "--effect", "0.1")
-    assert passed.exit_code == 0 and "no deviation above 0.1 found at level 0.001 with power 0.99" in passed.output
-    early = specdec("RULES/rules.py:wrong", "--sequential", "--json", "RULES/out.json")
+    pairs = [random_pair(*pair) for pair in command.RULE_PAIRS]
+    exact = [  # the same fault in the exact room
+        distance(mutant_law(MUTANTS["resampled from p"], *pair, gamma=2, length=3).sequences, target_law(pair[0], 3))
+        for pair in pairs
+    ]
+    assert written["variations"] == pytest.approx([float(v) for v in exact])
+
+
+def test_a_users_rule_by_sampling(specdec, tmp_path):
+    found = specdec("RULES/rules.py:wrong_by_sampling", "--effect", "0.1", "--json", "RULES/out.json")
+    assert found.exit_code == 1 and "deviation found in context" in found.output
+    full = json.loads((tmp_path / "out.json").read_text())
+    assert full["exit_status"] == 1 and full["sentence"] in found.output
+    early = specdec("RULES/rules.py:wrong_by_sampling", "--sequential", "--json", "RULES/out.json")
     assert early.exit_code == 1
     written = json.loads((tmp_path / "out.json").read_text())
     assert written["samples"] < written["needed"] / 10
-    unsure = specdec("RULES/rules.py:right", "--budget", "300")
+    passed = specdec("RULES/rules.py:right_by_sampling", "--effect", "0.1")
+    assert passed.exit_code == 0 and "no deviation above 0.1 found at level 0.001 with power 0.99" in passed.output
+    unsure = specdec("RULES/rules.py:right_by_sampling", "--budget", "300")
     assert unsure.exit_code == 2 and "inconclusive" in unsure.output
+
+
+def test_uniform_numbers_that_are_followed():
+    """Thresholds in any order, multiples, arrays: each probability by hand."""
+    thirds = lambda rng: (lambda u: 0 if u < 1 / 3 else 1 if 3 * u <= 2 else 2)(rng.random())  # noqa: E731
+    assert {i: chance for chance, i in runs(thirds)} == pytest.approx({0: 1 / 3, 1: 1 / 3, 2: 1 / 3})
+    twice = lambda rng: (lambda u: (u > np.float64(0.5), u > 0.25, np.float64(0.75) > u))(rng.random())  # noqa: E731
+    assert {result: chance for chance, result in runs(twice)} == {
+        (False, False, True): 0.25, (False, True, True): 0.25, (True, True, True): 0.25, (True, True, False): 0.25
+    }  # fmt: skip
+    both = lambda rng: (rng.random(2) < np.array([0.5, 0.25])).tolist()  # noqa: E731
+    assert sum(chance for chance, result in runs(both) if result == [True, True]) == 0.125
+    never = lambda rng: (rng.random() * 0 >= 0.5, rng.random() < 0, rng.random() >= 1)  # noqa: E731
+    assert list(runs(never)) == [(1.0, (False, False, False))]
+    with pytest.raises(Unenumerable, match="does not do the same"):
+        flips = iter([True, False] * 10)
+        list(runs(lambda rng: next(flips) and rng.random() < 0.5))
+    with pytest.raises(Unenumerable, match="too many branches"):
+        list(runs(lambda rng: [rng.random() < 0.5 for _ in range(20)]))
 
 
 @pytest.mark.parametrize(
@@ -402,6 +455,7 @@ def test_a_users_rule(specdec, tmp_path):
         (["RULES/none.py:rule"], "there is no file"),
         (["RULES/rules.py:none"], "has no function none"),
         (["RULES/rules.py:empty"], "must return 1 to 3 token ids"),
+        (["RULES/rules.py:unseeded"], "ignores its seed"),
         (["RULES/rules.py:broken"], "ZeroDivisionError"),
         (["--effect", "2"], "effect must lie strictly between"),
         (["--engine", "other"], "unknown engine"),

@@ -24,6 +24,7 @@ MOST = 2_000
 RULE_PAIRS = (("stochastic", 3, 1), ("stochastic", 4, 2), ("partial", 3, 5))
 """Kind, vocabulary and seed of the tabular models that a rule is put to; two letters would hide a wrong residual."""
 RULE_GAMMA, RULE_LENGTH = 2, 3
+ROUNDING = 1e-9  # total variation that float sums may show
 
 
 def audit(
@@ -46,7 +47,8 @@ def audit(
     """Test whether outputs follow the target's law.  Exit status: 0 no deviation found, 1 deviation, 2 otherwise.
 
     A rule is `rule(p, q, draft, rng) -> tokens`: it gets the target's laws, the draft's, the drafted tokens and a numpy
-    generator, and returns the tokens of the round.  It is run on small tabular models, whose output law is exact.
+    generator, and returns the tokens of the round.  It is run on small tabular models: every branch of it where its
+    draws can be followed, else by sampling, where effect, level and power count.
     """
     from rich.console import Console
 
@@ -71,21 +73,23 @@ def audit(
     try:
         if rule is not None:
             setting: dict[str, Any] = {"rule": rule}
-            verdict = audit_rule(load_rule(rule), how)
+            function = load_rule(rule)
+            result = enumerated(function) or audit_rule(function, how).as_dict()
         else:
             verdict, setting = audit_decoder(
                 engine, target, draft, prompt or [PROMPT], gamma, length, temperature, how, console.print
             )
+            result = verdict.as_dict()
     except KeyboardInterrupt:
         Console(stderr=True).print("interrupted: an audit cut short proves nothing; a smaller --budget ends sooner")
         raise typer.Exit(130) from None
-    console.print(verdict.sentence, style="bold")
+    console.print(result["sentence"], style="bold")
     if json_file is not None:
         from ..bench.command import finite
 
-        text = json.dumps(finite({**verdict.as_dict(), "setting": {**setting, **how}}), indent=1, allow_nan=False)
+        text = json.dumps(finite({**result, "setting": {**setting, **how}}), indent=1, allow_nan=False)
         write_text(json_file, text + "\n")
-    raise typer.Exit(verdict.exit_status)
+    raise typer.Exit(result["exit_status"])
 
 
 def watched(sampler: Callable[..., Any], expected_law: Any, contexts: list, how: dict[str, Any]) -> Verdict:
@@ -185,6 +189,37 @@ def load_engine(
 
 
 # -- a rule of one's own -------------------------------------------------------------------------------
+
+
+def enumerated(rule: Callable[..., Any]) -> dict[str, Any] | None:
+    """The exact verdict on a rule, or None where its draws cannot be followed."""
+    from ..exact import distance, random_pair, target_law
+    from .enumeration import rule_law
+
+    variations = []
+    for pair in RULE_PAIRS:
+        target, draft = random_pair(*pair)
+        try:
+            law = rule_law(rule, target, draft, RULE_GAMMA, RULE_LENGTH)
+        except SpecdecError:
+            raise
+        except Exception:  # also whatever the rule raises on draws that are no numbers; by sampling it gets numbers
+            return None
+        variations.append(float(distance(law, target_law(target, RULE_LENGTH))))
+    largest = max(variations)
+    found = largest > ROUNDING
+    models = f"the exact output law on {len(variations)} small models, every branch enumerated"
+    if found:
+        sentence = f"deviation found: {models}, differs from the target's by a total variation of {largest:.3g}"
+    else:
+        sentence = f"no deviation: {models}, is the target's (to {ROUNDING:g})"
+    return {
+        "sentence": sentence,
+        "exit_status": int(found),
+        "outcome": "deviation found" if found else "no deviation found",
+        "method": "enumeration",
+        "variations": variations,
+    }
 
 
 def audit_rule(rule: Callable[..., Any], how: dict[str, Any]) -> Verdict:
