@@ -1,4 +1,4 @@
-"""The shell's doors: `specdec try | bench | distill | models | reproduce`."""
+"""The shell's doors: `specdec try | audit | bench | distill | models | reproduce`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated, Optional
 
 import typer
 
+from .audit.command import audit
 from .bench.command import bench
 from .distill.command import distill
 from .errors import SpecdecError
@@ -16,6 +17,7 @@ app = typer.Typer(
 )
 models = typer.Typer(no_args_is_help=True, help="The packaged target.")
 app.add_typer(models, name="models")
+app.command()(audit)
 app.command()(bench)
 app.command()(distill)
 
