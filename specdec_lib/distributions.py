@@ -223,7 +223,7 @@ def inverse_cdf(law: Array, uniform: float) -> int:
         import torch
 
         cumulated = law.double().cumsum(-1)
-        search = torch.searchsorted
+        search: Any = torch.searchsorted
     else:
         cumulated = np.cumsum(np.asarray(law, float))
         search = np.searchsorted

@@ -607,12 +607,12 @@ def test_a_kept_speed_decides_which_draft_load_pair_takes(tmp_path):
     from specdec_lib.models.drafts import note_speed, read_manifest
 
     folders = {}
-    for name, speed in (("quick", 1.6), ("slow", 1.2), ("unmeasured", None)):
+    for name, measured in (("quick", 1.6), ("slow", 1.2), ("unmeasured", None)):
         folders[name] = tmp_path / name
         folders[name].mkdir()
         (folders[name] / "manifest.json").write_text('{"kind": "ngram", "target_hash": "x", "files": {}}')
-        if speed:
-            note_speed(folders[name], {"speedup": {"0": speed, "1": 1.0}})
+        if measured:
+            note_speed(folders[name], {"speedup": {"0": measured, "1": 1.0}})
     assert fastest(folders) == "quick"
     assert read_manifest(folders["slow"])["speed"]["speedup"]["0"] == 1.2
     assert fastest({"unmeasured": folders["unmeasured"]}) is None

@@ -14,6 +14,7 @@ from specdec_lib.audit.identity import compare
 from specdec_lib.bench.prompts import load_prompts
 from specdec_lib.decode import summarise
 from specdec_lib.models import load_model, load_tokenizer, load_transformers
+from specdec_lib.models.drafts import load_draft, packaged_drafts, target_hash
 from specdec_lib.verify import VERIFIERS, Verifier, get_verifier
 
 KINDS = ["llama", "qwen2", "gpt2", "gemma"]
@@ -90,20 +91,22 @@ def packaged_identity(pair, prompts, gammas, drafts, n):
     return runs, ties
 
 
-def packaged_drafts(pair):
-    prompts = [pair.encode(p.messages) for p in load_prompts(limit=10)]
-    table = sd.NGramDrafter.fit(prompts)
-    return [sd.PromptLookupDrafter(), table, pair.target]
+def every_draft(pair):
+    """Lookup, all packaged drafts, a composition, and the target itself."""
+    loaded = [load_draft(folder, target_hash("packaged"), device="cpu") for folder in packaged_drafts().values()]
+    lookup = sd.PromptLookupDrafter()
+    neural = next(draft for draft in loaded if hasattr(draft, "config"))
+    return [lookup, *loaded, sd.ComposedDrafter([lookup, sd.ModelDrafter(neural)]), pair.target]
 
 
 def test_greedy_identity_on_the_packaged_target(packaged):
-    runs, ties = packaged_identity(packaged, load_prompts(limit=1), (1, 5), packaged_drafts(packaged), n=16)
+    runs, ties = packaged_identity(packaged, load_prompts(limit=1), (1, 5), every_draft(packaged), n=12)
     print(f"{runs} greedy texts of the packaged target, {ties} part at a tie")
 
 
 @pytest.mark.large
 def test_greedy_identity_on_the_packaged_target_all_gammas(packaged):
-    runs, ties = packaged_identity(packaged, load_prompts(limit=4), range(1, 9), packaged_drafts(packaged), n=48)
+    runs, ties = packaged_identity(packaged, load_prompts(limit=4), range(1, 9), every_draft(packaged), n=24)
     print(f"{runs} greedy texts of the packaged target, {ties} part at a tie")
     assert ties <= runs // 100
 
