@@ -140,7 +140,7 @@ class TextFolder:
                     self.length,
                     tick=lambda t, done=done: tick(done + (t + 1) / self.length / count),  # type: ignore[misc]
                 )
-                self.note["seconds"][str(index)] = round(time.monotonic() - start, 1)
+                self.note["seconds"][str(index)] = round(time.monotonic() - start, 3)
                 self.claim()
         return [self.shard(index) for index in range(count) if self.shard(index).exists()]
 
