@@ -6,3 +6,12 @@ class SpecdecError(ValueError):
 
     The shell doors print it and exit with status 2.
     """
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's message, for a message of ours; its type where it has none.
+
+    >>> first_line(OSError("no such file\\nand more")), first_line(KeyboardInterrupt())
+    ('no such file', 'KeyboardInterrupt')
+    """
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

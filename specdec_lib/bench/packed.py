@@ -17,8 +17,8 @@ from ..drafters import Drafter, ModelDrafter, NGramDrafter, PromptLookupDrafter
 from ..errors import SpecdecError
 from ..models import drafts
 from ..models.drafts import packaged_drafts, target_hash
-from ..models.fast import FastLlama, PackedLinear, packed_linears_available, unsupported
-from ..models.pair import PACKAGED, Pair, end_tokens, load_tokenizer, load_transformers
+from ..models.fast import PackedLinear, packed_linears_available
+from ..models.pair import PACKAGED, Pair, end_tokens, fast, load_tokenizer, load_transformers
 
 PACKABLE = (torch.float32, torch.bfloat16)  # what oneDNN lays out on every x86 CPU
 
@@ -150,8 +150,3 @@ def load_draft(
             return ours, None
     model = load_transformers(source if source.exists() else draft, device, dtype)
     return ModelDrafter(fast(model)), model
-
-
-def fast(model: Any) -> Any:
-    """What `load_model` makes of a transformers model."""
-    return FastLlama(model) if unsupported(model) is None else model

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import torch
 
-from ..errors import SpecdecError
+from ..errors import SpecdecError, first_line
 from .text import TOP
 
 if TYPE_CHECKING:
@@ -43,8 +43,9 @@ def needs(job: Job, config: Any, device: torch.device) -> tuple[float, float, fl
         with torch.device("meta"):
             parameters = AutoModelForCausalLM.from_config(config).num_parameters()
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise SpecdecError(f"{job.target} is no causal language model that transformers knows: {reason}") from error
+        raise SpecdecError(
+            f"{job.target} is no causal language model that transformers knows: {first_line(error)}"
+        ) from error
     vocabulary, width = model.vocab_size, getattr(model, "hidden_size", 0)
     heads = getattr(model, "num_key_value_heads", None) or model.num_attention_heads
     head_dim = getattr(model, "head_dim", None) or width // model.num_attention_heads

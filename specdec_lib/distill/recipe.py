@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from ..bench.prompts import load_prompts
-from ..errors import SpecdecError
+from ..errors import SpecdecError, first_line
 from ..models import Pair, load_model, load_tokenizer, load_transformers
 from ..models.drafts import local_folder, read_manifest, target_hash, write_draft
 from ..models.fast import FastLlama
@@ -179,8 +179,7 @@ def prepare(job: Job) -> Ready:
     try:
         config = AutoConfig.from_pretrained(source)
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise SpecdecError(f"cannot read the configuration of {job.target}: {reason}") from error
+        raise SpecdecError(f"cannot read the configuration of {job.target}: {first_line(error)}") from error
     if config.is_encoder_decoder:
         raise SpecdecError(f"{job.target} has an encoder, and a draft learns from a decoder alone: name another target")
     tokenizer = load_tokenizer(job.target)

@@ -9,13 +9,12 @@ count: there a draft works, and skipping the others saves a third of the time.
 from __future__ import annotations
 
 import copy
-import json
 import logging
 import math
 import time
 import zipfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from ..errors import SpecdecError
+from ..errors import SpecdecError, first_line
 from ..models.shortlist import ShortlistLlamaConfig, ShortlistLlamaForCausalLM
 
 log = logging.getLogger(__name__)
@@ -319,14 +318,9 @@ def restore(folder: Path, model: torch.nn.Module, optimisers: list[torch.optim.O
                 part.load_state_dict(saved)
             return held["state"]
         except Exception as error:  # whatever is wrong with the file, the one before it is the way on
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            log.warning("the checkpoint %s cannot be used (%s): trying the one before it", path.name, reason)
+            log.warning("the checkpoint %s cannot be used (%s): trying the one before it", path.name, first_line(error))
             for part, saved in zip(parts, fresh, strict=True):
                 part.load_state_dict(saved)
     if (folder / "checkpoint.pt").exists():
         log.warning("no checkpoint can be used: training starts anew")
     return {}
-
-
-def describe(recipe: Recipe) -> str:
-    return json.dumps(asdict(recipe))

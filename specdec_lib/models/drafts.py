@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from ..errors import SpecdecError
+from ..errors import SpecdecError, first_line
 from . import packaged
 from .packaged import MANIFEST, sha256, write_json
 from .pair import PACKAGED, load_model, resolve
@@ -82,8 +82,9 @@ def local_folder(name: str | os.PathLike) -> str:
     try:
         return snapshot_download(source, allow_patterns=wanted, ignore_patterns="*/*")
     except Exception as error:  # the hub's and the network's own, and each means that the model is not to be had
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise SpecdecError(f"cannot bring {name} from the hub ({reason}): check the id, or give a folder") from error
+        raise SpecdecError(
+            f"cannot bring {name} from the hub ({first_line(error)}): check the id, or give a folder"
+        ) from error
 
 
 def note_speed(folder: str | os.PathLike, speed: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..errors import SpecdecError
+from ..errors import SpecdecError, first_line
 from . import packaged
 from .fast import FastLlama, unsupported
 
@@ -140,7 +140,7 @@ def load_transformers(name: str | os.PathLike, device: str | None = None, dtype:
     except Exception as error:
         if str(name) == PACKAGED:
             packaged.verify(Path(source))  # says what is damaged and how to mend it
-        raise SpecdecError(f"cannot load a language model from {name}: {_first_line(error)}") from error
+        raise SpecdecError(f"cannot load a language model from {name}: {first_line(error)}") from error
     finally:
         if bar:
             transformers_logging.enable_progress_bar()
@@ -153,16 +153,20 @@ def load_tokenizer(name: str | os.PathLike) -> Any:
     try:
         return AutoTokenizer.from_pretrained(resolve(name))
     except Exception as error:
-        raise SpecdecError(f"cannot load a tokenizer from {name}: {_first_line(error)}") from error
+        raise SpecdecError(f"cannot load a tokenizer from {name}: {first_line(error)}") from error
 
 
 def load_model(name: str | os.PathLike, device: str | None = None, dtype: Any = None) -> Any:
     """The model called `name`, as a `FastLlama` where that gives the same logits, else as transformers made it."""
-    model = load_transformers(name, device, dtype)
+    return fast(load_transformers(name, device, dtype))
+
+
+def fast(model: Any) -> Any:
+    """A `FastLlama` in place of a transformers model where that gives the same logits, else the model itself."""
     reason = unsupported(model)
     if reason is None:
         return FastLlama(model)
-    log.info("%s runs through transformers (%s)", name, reason)
+    log.info("%s runs through transformers (%s)", model.config.name_or_path, reason)
     return model
 
 
@@ -180,8 +184,3 @@ def resolve(name: str | os.PathLike) -> str:
     if isinstance(name, Path) or text.startswith(("/", ".", "~")) or text.count("/") > 1:
         raise SpecdecError(f"there is no model folder {name}: give an existing folder or a hub id such as owner/name")
     return text
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
