@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .drafters import PromptLookupDrafter
+from .drafters import ComposedDrafter, PromptLookupDrafter, as_drafter
+from .errors import SpecdecError
 from .models import Pair, load_model, load_tokenizer
 from .models.drafts import is_draft, load_draft, packaged_drafts, read_manifest, target_hash
-from .models.pair import PACKAGED, resolve
+from .models.pair import PACKAGED
+
+LOOKUP = "lookup"
+FIRST_LOOKUP = PromptLookupDrafter(min_ngram=2, max_ngram=6)  # before another drafter: one token repeats by chance
 
 
 def load_pair(
@@ -19,35 +24,61 @@ def load_pair(
 
     Args:
         target: `"packaged"`, a model folder, or a hub id (resolved only when named).
-        draft: a drafter, a model in memory, a folder, a hub id, or the name of a packaged draft.  None takes the
-            packaged draft that measured fastest for the packaged target, and prompt lookup for any other target.
+        draft: a drafter, a model in memory, or a name: of a packaged draft, a folder, a hub id, `"lookup"`, or
+            `"lookup+small"`, where the first that has a proposal wins.  None takes `default_draft(target)`.
         device: `"cpu"`, `"cuda"`, `"cuda:1"`; None takes the GPU if there is one.
         dtype: `"float32"`, `"bfloat16"`, ...; None means float32 on a CPU, bfloat16 on a GPU.
 
     Raises:
         SpecdecError: for what is no model, a draft of another target or vocabulary, a device that is not there.
     """
-    packaged = packaged_drafts()
-    if draft is None:
-        name = fastest(packaged) if str(target) == PACKAGED else None
-        draft, label = (packaged[name], name) if name else (PromptLookupDrafter(), "prompt lookup")
-    elif isinstance(draft, (str, os.PathLike)):
-        label = str(draft)
-        draft = packaged.get(label, draft)
-    else:
-        label = type(draft).__name__
+    draft = default_draft(target) if draft is None else draft
+    label = type(draft).__name__
     if isinstance(draft, (str, os.PathLike)):
-        resolve(draft)  # a name that cannot be right is refused before the target is loaded
-        if is_draft(draft):
-            draft = load_draft(draft, target_hash(target), device, dtype)
-        else:
-            draft = load_model(draft, device, dtype)
+        label = str(draft)
+        draft = load_drafter(draft, lambda name: _load_draft(name, target, device, dtype))
     model = load_model(target, device, dtype)
     return Pair(model, draft, load_tokenizer(target), description=f"target {target}, draft {label}")
 
 
+def default_draft(target: str | os.PathLike) -> str:
+    """The fastest draft by measurement for the packaged target, `"lookup"` for any other."""
+    return (fastest(packaged_drafts()) if str(target) == PACKAGED else None) or LOOKUP
+
+
 def fastest(drafts: dict[str, Path]) -> str | None:
-    """The draft with the best speed-up measured at temperatures 0 and 1, as its manifest keeps it; None if none has."""
-    speeds = {name: read_manifest(folder).get("speed", {}).get("speedup") for name, folder in drafts.items()}
-    measured = {name: sum(by.values()) for name, by in speeds.items() if by}
-    return max(measured, key=lambda name: measured[name]) if measured else None
+    """The draft with the best speed-up measured at temperatures 0 and 1; None if none was measured.
+
+    A manifest keeps the speeds by the name that was measured: `"small"`, `"lookup+small"`.
+    """
+    speeds: dict[str, dict] = {}
+    for folder in drafts.values():
+        speeds |= read_manifest(folder).get("speed", {})
+    return max(speeds, key=lambda name: sum(speeds[name]["speedup"].values()), default=None)
+
+
+def names_of(draft: str | os.PathLike) -> list[str]:
+    """The drafters that a name is made of, in the order in which they are asked.
+
+    >>> names_of("lookup+small"), names_of("small")
+    (['lookup', 'small'], ['small'])
+    """
+    return [str(draft)] if Path(draft).exists() else str(draft).split("+")
+
+
+def load_drafter(draft: str | os.PathLike, load: Callable[[str], Any]) -> Any:
+    """What a name stands for; `load(name)` loads each part of it that is not lookup."""
+    names = names_of(draft)
+    if "" in names or LOOKUP in names[1:]:
+        raise SpecdecError(f"{draft!r} is no draft: write lookup first and a name after each +, as in lookup+small")
+    if names == [LOOKUP]:
+        return PromptLookupDrafter()
+    loaded = [FIRST_LOOKUP if name == LOOKUP else load(name) for name in names]
+    return loaded[0] if len(loaded) == 1 else ComposedDrafter([as_drafter(part) for part in loaded])
+
+
+def _load_draft(name: str, target: str | os.PathLike, device: str | None, dtype: Any) -> Any:
+    source = packaged_drafts().get(name, name)
+    if is_draft(source):
+        return load_draft(source, target_hash(target), device, dtype)
+    return load_model(source, device, dtype)

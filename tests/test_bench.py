@@ -27,7 +27,7 @@ from specdec_lib.bench.costs import (
     pass_seconds,
     rounds_with_room,
 )
-from specdec_lib.bench.packed import default_draft, load_contest, pack_linears
+from specdec_lib.bench.packed import load_contest, pack_linears
 from specdec_lib.bench.prompts import Prompt, load_prompts
 from specdec_lib.bench.speed import ARMS, arms_of, partings, race, ratio_of_totals, run
 from specdec_lib.bench.summary import measure
@@ -557,14 +557,31 @@ def test_a_packaged_draft_goes_by_its_name(target_folder, tmp_path, monkeypatch)
     assert "NGramDrafter" in load_contest(target_folder, "table", device="cpu").refusal
 
 
+def test_lookup_may_come_before_a_model(tiny_folder, target_folder, prompts):
+    contest = load_contest(target_folder, f"lookup+{tiny_folder('llama')}", device="cpu")
+    assert isinstance(contest.pair.draft, sd.ComposedDrafter)
+    assert contest.assistant is not None and "model alone" in contest.remark and not contest.refusal
+    row = next(race(contest, prompts[:1], gamma=2, max_new_tokens=6))
+    assert set(row.runs) == set(ARMS)
+
+
+@pytest.mark.parametrize("name", ["small+lookup", "lookup+", "+small"])
+def test_a_composed_name_that_says_nothing_is_refused(name):
+    from specdec_lib.load import load_pair
+
+    with pytest.raises(SpecdecError, match="write lookup first"):
+        load_pair(draft=name)
+
+
 def test_the_draft_by_default_is_the_one_that_load_pair_takes(tmp_path, monkeypatch):
+    from specdec_lib.load import default_draft
     from specdec_lib.models import drafts
 
     monkeypatch.setattr(drafts, "DRAFTS", tmp_path)
     assert default_draft("packaged") == "lookup"
     table = sd.NGramDrafter.fit([[5, 9, 17, 3, 8] * 4], order=2)
     for name, speed_up in (("slow", 1.1), ("quick", 1.3)):
-        story = {"target_hash": "0" * 64, "speed": {"speedup": {"0": speed_up, "1": 1.0}}}
+        story = {"target_hash": "0" * 64, "speed": {name: {"speedup": {"0": speed_up, "1": 1.0}}}}
         drafts.write_draft(tmp_path / name, table, story)
     assert default_draft("packaged") == "quick" and default_draft("elsewhere") == "lookup"
 
@@ -612,9 +629,11 @@ def test_a_kept_speed_decides_which_draft_load_pair_takes(tmp_path):
         folders[name].mkdir()
         (folders[name] / "manifest.json").write_text('{"kind": "ngram", "target_hash": "x", "files": {}}')
         if measured:
-            note_speed(folders[name], {"speedup": {"0": measured, "1": 1.0}})
+            note_speed(folders[name], name, {"speedup": {"0": measured, "1": 1.0}})
     assert fastest(folders) == "quick"
-    assert read_manifest(folders["slow"])["speed"]["speedup"]["0"] == 1.2
+    assert read_manifest(folders["slow"])["speed"]["slow"]["speedup"]["0"] == 1.2
+    note_speed(folders["slow"], "lookup+slow", {"speedup": {"0": 2.0, "1": 1.0}})
+    assert fastest(folders) == "lookup+slow"
     assert fastest({"unmeasured": folders["unmeasured"]}) is None
 
 

@@ -24,7 +24,9 @@ def bench(
     target: Annotated[str, typer.Option(help="'packaged', a model folder, or a hub id.")] = "packaged",
     draft: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(help="A packaged draft, a folder, a hub id, or 'lookup' (default: the fastest packaged one)."),
+        typer.Option(
+            help="A packaged draft, a folder, a hub id, 'lookup' or 'lookup+NAME' (default: the fastest packaged)."
+        ),
     ] = None,
     gamma: Annotated[int, typer.Option(help="Tokens drafted a round.")] = 5,
     temperature: Annotated[Optional[list[float]], typer.Option(help="0 is greedy; may be repeated.")] = None,  # noqa: UP045
@@ -44,11 +46,12 @@ def bench(
 
     from ..decode import check_lengths
     from ..drafters import Sampling
+    from ..load import default_draft, names_of
     from ..models.drafts import is_draft, note_speed, packaged_drafts
     from ..report.environment import environment
     from ..report.folder import write_text
     from .costs import footprint
-    from .packed import default_draft, load_contest
+    from .packed import load_contest
     from .prompts import load_prompts
     from .summary import measure
 
@@ -62,8 +65,9 @@ def bench(
         raise SpecdecError(f"there is no folder {json_file.absolute().parent}: make it, or name another --json file")
     chosen = load_prompts(prompts, limit=limit, seed=seed)
     draft = draft or default_draft(target)
-    folder = packaged_drafts().get(draft, Path(draft))
-    if keep and not is_draft(folder):
+    folders = [packaged_drafts().get(name, Path(name)) for name in names_of(draft)]
+    kept_in = [folder for folder in folders if is_draft(folder)][-1:]
+    if keep and not kept_in:
         raise SpecdecError(f"--keep writes to a draft's manifest, and {draft} has none: name a draft of data/drafts")
     contest = load_contest(target, draft)
     busy = cpu_use()
@@ -107,7 +111,8 @@ def bench(
         console.print(footprint_table(memory))
     if keep:
         note_speed(
-            folder,
+            kept_in[0],
+            draft,
             {
                 "speedup": {f"{run['temperature']:g}": round(run["own_speedup"], 3) for run in runs},
                 "against": "this package's own loop of one token a pass",

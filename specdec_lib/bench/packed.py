@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
-from ..drafters import Drafter, ModelDrafter, NGramDrafter, PromptLookupDrafter
+from ..drafters import ComposedDrafter, Drafter, ModelDrafter, NGramDrafter, PromptLookupDrafter
 from ..errors import SpecdecError
+from ..load import default_draft, load_drafter
 from ..models import drafts
 from ..models.drafts import packaged_drafts, target_hash
 from ..models.fast import PackedLinear, packed_linears_available
@@ -74,6 +75,7 @@ class Contest:
         assistant: the transformers model of the draft, packed; None where the draft is no model.
         lookup: the longest n-gram that transformers' own prompt lookup looks up; None where the draft is no lookup.
         refusal: why transformers' assisted generation cannot take this draft; empty where it can.
+        remark: in what its draft differs from ours; empty where it does not.
     """
 
     pair: Pair
@@ -83,6 +85,7 @@ class Contest:
     assistant: Any = None
     lookup: int | None = None
     refusal: str = ""
+    remark: str = ""
 
 
 def load_contest(
@@ -95,8 +98,8 @@ def load_contest(
 
     Args:
         target: as in `load_pair`.
-        draft: `"lookup"`, the name of a packaged draft, a folder, a hub id, an n-gram table (a .safetensors file),
-            or a drafter.  None takes what `load_pair` takes.
+        draft: a name as in `load_pair`, an n-gram table (a .safetensors file), or a drafter.  None takes what
+            `load_pair` takes.
         device, dtype: as in `load_pair`.
 
     Raises:
@@ -110,22 +113,17 @@ def load_contest(
     tokenizer = load_tokenizer(target)
     ends = end_tokens(Pair(model, assistant, tokenizer))
     pair = Pair(fast(model), drafter, tokenizer, description=f"target {target}, draft {draft}")
-    refusal, lookup = "", None
+    refusal, lookup, remark = "", None, ""
     if isinstance(drafter, PromptLookupDrafter):
         lookup = drafter.max_ngram
+    elif isinstance(drafter, ComposedDrafter) and assistant is not None:
+        remark = "transformers assisted drafts with the model alone: it takes no drafter composed of several"
     elif assistant is None:
         refusal = f"transformers' assisted generation takes a model or prompt lookup, not a {type(drafter).__name__}"
     for theirs in [model] if assistant is None else [model, assistant]:
         pack_linears(theirs)
         theirs.generation_config = GenerationConfig()  # no end of text, truncation or penalty but what a run asks for
-    return Contest(pair, replace(pair, tokenizer=None), model, ends, assistant, lookup, refusal)
-
-
-def default_draft(target: str | os.PathLike) -> str:
-    """The name of the draft that `load_pair` takes when it is told none."""
-    from ..load import fastest
-
-    return (fastest(packaged_drafts()) if str(target) == PACKAGED else None) or "lookup"
+    return Contest(pair, replace(pair, tokenizer=None), model, ends, assistant, lookup, refusal, remark)
 
 
 def load_draft(
@@ -135,18 +133,22 @@ def load_draft(
     dtype: Any = None,
 ) -> tuple[Any, Any]:
     """`(drafter, transformers model or None)` of what `load_contest` takes as a draft."""
-    if draft == "lookup":
-        return PromptLookupDrafter(), None
     if not isinstance(draft, (str, os.PathLike)):
         if hasattr(draft, "start") and not isinstance(draft, ModelDrafter):
             return draft, None
         raise SpecdecError("the benchmark changes the models it runs: name the draft by its folder or hub id")
-    source = Path(packaged_drafts().get(str(draft), draft))
-    if source.suffix == ".safetensors":
-        return NGramDrafter.load(source), None
-    if drafts.is_draft(source):
-        ours = drafts.load_draft(source, target_hash(target), device, dtype)
-        if isinstance(ours, NGramDrafter):
-            return ours, None
-    model = load_transformers(source if source.exists() else draft, device, dtype)
-    return ModelDrafter(fast(model)), model
+    models = []
+
+    def load(name: str) -> Any:
+        source = Path(packaged_drafts().get(name, name))
+        if source.suffix == ".safetensors":
+            return NGramDrafter.load(source)
+        if drafts.is_draft(source):
+            ours = drafts.load_draft(source, target_hash(target), device, dtype)
+            if isinstance(ours, NGramDrafter):
+                return ours
+        models.append(load_transformers(source if source.exists() else name, device, dtype))
+        return ModelDrafter(fast(models[-1]))
+
+    drafter = load_drafter(draft, load)
+    return drafter, models[0] if len(models) == 1 else None

@@ -155,6 +155,8 @@ def _notes(contest: Contest, found: dict[str, Any], gamma: int) -> list[str]:
         notes.append(f"{found['prompts']} prompts are too few for an interval: measure at least {FEWEST}")
     if contest.refusal:
         notes.append(f"vs_assisted is empty: {contest.refusal}")
+    if contest.remark:
+        notes.append(contest.remark)
     if found["alpha"] is None:
         notes.append("the draft proposed no token, so there is no acceptance rate")
     elif found["drafted_per_round"] < gamma:

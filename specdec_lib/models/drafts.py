@@ -87,9 +87,16 @@ def local_folder(name: str | os.PathLike) -> str:
         ) from error
 
 
-def note_speed(folder: str | os.PathLike, speed: Mapping[str, Any]) -> None:
-    """Write a measured speed into the manifest of the draft in `folder`; `load_pair` chooses by `speed["speedup"]`."""
-    manifest = read_manifest(folder) | {"speed": dict(speed)}
+def note_speed(folder: str | os.PathLike, name: str, speed: Mapping[str, Any]) -> None:
+    """Write a measured speed into the manifest of the draft in `folder`.
+
+    Args:
+        folder: of the draft.
+        name: what was measured, the draft alone (`"small"`) or behind another drafter (`"lookup+small"`).
+        speed: `speedup` at each temperature, by which `load_pair` chooses, and whatever else is to be known.
+    """
+    manifest = read_manifest(folder)
+    manifest["speed"] = manifest.get("speed", {}) | {name: dict(speed)}
     part = Path(folder) / f"{MANIFEST}.part"
     write_json(part, manifest)
     part.replace(Path(folder) / MANIFEST)

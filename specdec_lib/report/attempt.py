@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..decode import Generation, Round, check_lengths, generate, generate_plain
-from ..drafters import PromptLookupDrafter, Sampling
+from ..drafters import Sampling
 from ..errors import SpecdecError
 from ..load import load_pair
 from .trace import KINDS, Renderer, to_plain
@@ -31,12 +31,11 @@ def attempt(
 ) -> None:
     """Print the marked answer, the statistics, and the time of the drafted and of the plain run."""
     console = Console(highlight=False, soft_wrap=True)
-    drafter: Any = PromptLookupDrafter() if draft == "lookup" else draft
     check_lengths(gamma, max_new_tokens)
     Sampling(temperature, top_k, top_p)
     if not prompt.strip():
         raise SpecdecError("empty prompt: write at least one word")
-    pair = load_pair(target, drafter)
+    pair = load_pair(target, draft)
     options: dict[str, Any] = {
         "max_new_tokens": max_new_tokens,
         "temperature": temperature,
