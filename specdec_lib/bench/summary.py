@@ -159,7 +159,7 @@ def _notes(contest: Contest, found: dict[str, Any], gamma: int) -> list[str]:
         notes.append(contest.remark)
     if found["alpha"] is None:
         notes.append("the draft proposed no token, so there is no acceptance rate")
-    elif found["drafted_per_round"] < gamma:
+    elif found["drafted_per_round"] < gamma - 0.05:
         notes.append(
             f"the draft proposed {found['drafted_per_round']:.1f} tokens a round of the {gamma} asked for; "
             "the prediction counts what it did not propose as refused"
