@@ -74,7 +74,7 @@ def load_drafter(draft: str | os.PathLike, load: Callable[[str], Any]) -> Any:
     if names == [LOOKUP]:
         return PromptLookupDrafter()
     loaded = [FIRST_LOOKUP if name == LOOKUP else load(name) for name in names]
-    return loaded[0] if len(loaded) == 1 else ComposedDrafter([as_drafter(part) for part in loaded])
+    return loaded[0] if len(loaded) == 1 else ComposedDrafter(tuple(as_drafter(part) for part in loaded))
 
 
 def _load_draft(name: str, target: str | os.PathLike, device: str | None, dtype: Any) -> Any:
