@@ -3,6 +3,10 @@
 One pass over several positions sums in another order than several passes over one, so where the target's two best
 tokens have nearly the same logit, float rounding decides.  Such a parting is no fault of the algorithm; it is
 classified here, counted and reported, never hidden.
+
+In float32 on a CPU identity is a gate: no parting but at a tie.  In bfloat16 and float16 rounding is three digits
+coarser, and what can be said is how many texts match; with the target as its own draft, which proposes nothing that
+it would not write, as the control.
 """
 
 from __future__ import annotations
@@ -13,7 +17,11 @@ from typing import Any
 
 import torch
 
+from ..decode import as_list, generate, generate_plain
+from ..errors import SpecdecError
+from ..models.pair import Pair
 from ..models.session import open_session
+from ..verify import Verifier
 
 TIE = 1e-3  # logits; float32 rounding moves those of the packaged target by about 1e-4
 
@@ -61,3 +69,98 @@ def compare(
     best = float(logits.max())
     tie = gap <= tolerance and best - min(float(logits[a]), float(logits[b])) <= tolerance
     return Difference(position, (a, b), gap, tie)
+
+
+def rounding(target: Any, prompt: Sequence[int], text: Sequence[int], positions: int = 6) -> float:
+    """How far the gap between the target's two best tokens moves when positions are computed several at a time.
+
+    The largest change over the text, in logits: no decoder is involved, only two ways of computing the same.
+
+    Args:
+        prompt, text: token ids; the gap is taken before each token of `text`.
+        positions: how many a pass computes in the second way; the first computes one.
+    """
+    gaps = []
+    best: torch.Tensor | None = None
+    for width in (1, positions):
+        session = open_session(target, capacity=len(prompt) + len(text))
+        if len(prompt) > 1:
+            session.feed(torch.tensor([prompt[:-1]], device=session.device), last=0)
+        ids = [prompt[-1], *text[:-1]]
+        passes = [torch.tensor([ids[i : i + width]], device=session.device) for i in range(0, len(ids), width)]
+        logits = torch.cat([session.feed(block, last=block.shape[1])[0].double() for block in passes])
+        best = logits.topk(2).indices if best is None else best
+        pair = logits.gather(1, best)
+        gaps.append(pair[:, 0] - pair[:, 1])
+    return float((gaps[0] - gaps[1]).abs().max())
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Greedy texts with and without a draft, side by side.
+
+    Attributes:
+        texts: how many were compared.
+        tokens: how many tokens, in each text up to the first that differs.
+        tolerance: the largest gap that counts as rounding.
+        differences: where texts part, one for each text that does.
+    """
+
+    texts: int
+    tokens: int
+    tolerance: float
+    differences: list[Difference]
+
+    @property
+    def identical(self) -> int:
+        return self.texts - len(self.differences)
+
+    @property
+    def ties(self) -> int:
+        """Texts that part where the target's two best tokens tie within rounding."""
+        return sum(d.tie for d in self.differences)
+
+    @property
+    def different(self) -> int:
+        """Texts that part elsewhere: a fault."""
+        return len(self.differences) - self.ties
+
+    @property
+    def match_rate(self) -> float:
+        """The share of texts that are the same from the first to the last token."""
+        return self.identical / self.texts
+
+
+def greedy_identity(
+    pair: Pair,
+    prompts: Any,
+    gamma: int = 5,
+    max_new_tokens: int = 64,
+    tolerance: float | None = None,
+    verifier: str | Verifier = "token",
+) -> Identity:
+    """Decode each prompt greedily with and without the draft, and say where the texts part.
+
+    Args:
+        pair: target and draft; `Pair(target, target)` is the control.
+        prompts: as `generate` takes them.
+        gamma, max_new_tokens, verifier: as `generate` takes them.
+        tolerance: the largest gap in logits that counts as rounding.  None measures it on the texts that part: where
+            they do the gap has changed its sign, so it was at most what `rounding` finds, and the pass that judges
+            it moves it once more; twice that, and at least `TIE`.
+
+    Raises:
+        SpecdecError: no token to compare; what `generate` refuses.
+    """
+    if max_new_tokens < 1:
+        raise SpecdecError(f"max_new_tokens is {max_new_tokens}: identity needs at least one token to compare")
+    encoded = [pair.encode(prompt) for prompt in as_list(prompts)]
+    drafted = generate(pair, encoded, gamma, max_new_tokens, verifier=verifier).tokens
+    plain = generate_plain(pair, encoded, max_new_tokens).tokens
+    texts = list(zip(encoded, plain, drafted, strict=True))
+    if tolerance is None:
+        moved = [rounding(pair.target, ids, a, gamma + 1) for ids, a, b in texts if a != b]
+        tolerance = max([TIE, *(2 * change for change in moved)])
+    found = [compare(pair.target, ids, a, b, tolerance) for ids, a, b in texts]
+    tokens = sum(len(text) if d is None else d.position for text, d in zip(plain, found, strict=True))
+    return Identity(len(encoded), tokens, tolerance, [d for d in found if d is not None])

@@ -10,6 +10,18 @@ They are made by a function of their parameter and are verifiers like any other:
 | `ensemble(w, bonus="target")` | the mixture at drafted positions, `p` at the bonus: depends on where blocks end |
 | `typical()` | none that can be named: it depends on what was drafted |
 
+Each decides about one draft token after the other, so it is two functions of the laws at one position: how likely a
+token is kept, and what replaces it.  From these two follow the verifier and the law that it writes
+(`LossyVerifier.law`).
+
+A relaxed rule has to pay.  At a drafted position a token is kept only if it is the one that is written, so with
+`v` the law that is written
+
+    acceptance  <=  overlap(v, q)  <=  overlap(p, q) + TV(p, v):
+
+what acceptance gains over the exact rule is never more than the total variation that is paid for it.  `ensemble` and
+`lenience` with the residual left as it is pay exactly that, the others pay more.
+
 Derived in `notebooks/08_lossy_on_purpose`; `tests/test_verify.py` computes each law in fractions.
 """
 
@@ -17,15 +29,45 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from ..distributions import Array, one_hot, residual
+import numpy as np
+
+from ..distributions import Array, is_torch, minimum, one_hot, residual
 from ..errors import SpecdecError
-from . import Verifier, greedy
-from .token import at, keep
+from . import Verifier
+from .block import number
 
 RESIDUALS = ("p-q", "p-lq")
 BONUSES = ("mixture", "target")
+
+
+@dataclass(frozen=True)
+class LossyVerifier(Verifier):
+    """A rule that decides token by token, with what it does at one drafted position.
+
+    Attributes:
+        keeps: `(p, q) -> [V]`, the probability of keeping each token, from the two laws `[V]` of its position.
+        replaces: `(p, q) -> law [V]` of the token that stands in for a rejected one.
+    """
+
+    keeps: Callable[[Array, Array], Array]
+    replaces: Callable[[Array, Array], Array]
+
+    def acceptance(self, p: Array, q: Array) -> Any:
+        """The probability that a draft token is kept, `sum_x q(x) a(x)`."""
+        return number((q * self.keeps(p, q)).sum(-1))
+
+    def law(self, p: Array, q: Array) -> Array:
+        """The law `[V]` of the token that is written at a drafted position: `q a + (1 - sum q a) r`.
+
+        >>> rule = lenience(0.5)
+        >>> rule.law(np.array([0.25, 0.75]), np.array([0.75, 0.25])).tolist()
+        [0.5, 0.5]
+        """
+        kept = q * self.keeps(p, q)
+        return kept + (1 - kept.sum(-1)) * self.replaces(p, q)
 
 
 def in_order(kept: Callable[[Array, Array, Sequence[int]], list]) -> Callable[[Array, Array, Sequence[int]], list]:
@@ -41,68 +83,120 @@ def in_order(kept: Callable[[Array, Array, Sequence[int]], list]) -> Callable[[A
     return accepted
 
 
-def lenience(l: Any, residual_of: str = "p-q") -> Verifier:  # noqa: E741
+def token_by_token(
+    keeps: Callable[[Array, Array], Array],
+) -> Callable[[Array, Array, Sequence[int]], list]:
+    """`accepted` of a rule from what it keeps at one position."""
+    return in_order(lambda p, q, x: [number(keeps(p[i], q[i])[token]) for i, token in enumerate(x)])
+
+
+def share(p: Array, q: Array) -> Array:
+    """`min(1, p / q)`, and 0 where `q` is 0: what cannot have been drawn is not kept."""
+    return minimum(p, q) / (q + (q == 0))
+
+
+def favourite(p: Array) -> Array:
+    """The point mass on the most probable token."""
+    return one_hot(p.argmax(-1), p)
+
+
+# -- lenience ------------------------------------------------------------------------------------------
+
+
+def check_lenience(l: Any) -> None:  # noqa: E741
+    if not 0 < l <= 1:
+        raise SpecdecError(f"lenience must be in (0, 1], got {l}: 1 is the exact rule, smaller is more lenient")
+
+
+def lenience(l: Any, residual_of: str = "p-q") -> LossyVerifier:  # noqa: E741
     """Keep a draft token with `min(1, p(x) / (l q(x)))`: Leviathan et al., appendix A.5.
 
     No token is emitted with probability above `p(x) / l`.  The paper does not say what a rejected token is
     replaced from.  Both readings respect the bound and they are different laws:
 
-    * `"p-q"`: `max(p - q, 0)`, the residual left as it is;
-    * `"p-lq"`: `max(p - l q, 0)`, the residual of the comparison that was made.
+    * `"p-q"`: `max(p - q, 0)`, the residual left as it is.  It moves the target's law towards the draft's by as much
+      as acceptance gains, which is the least that any rule can do;
+    * `"p-lq"`: `max(p - l q, 0)`, the residual of the comparison that was made.  It writes tokens that were drafted
+      too often already once more, and is farther from the target at the same acceptance.
 
     Args:
         l: lenience in (0, 1]; 1 is the token rule.
         residual_of: one of `RESIDUALS`.
 
-    >>> import numpy as np
     >>> lenience(0.5).accepted(np.array([[0.25, 0.75]] * 2), np.array([[0.75, 0.25]]), [0])[1].__round__(3)
     0.667
     """
-    if not 0 < l <= 1:
-        raise SpecdecError(f"lenience must be in (0, 1], got {l}: 1 is the exact rule, smaller is more lenient")
+    check_lenience(l)
     if residual_of not in RESIDUALS:
         raise SpecdecError(f"unknown residual {residual_of!r} for lenience: use one of {', '.join(RESIDUALS)}")
     scale = l if residual_of == "p-lq" else 1
 
-    def kept(p: Array, q: Array, x: Sequence[int]) -> list:
-        return [keep(p_x, l * q_x) for p_x, q_x in zip(at(p, x), at(q, x), strict=True)]
+    def keeps(p: Array, q: Array) -> Array:
+        return share(p, l * q)
+
+    def replaces(p: Array, q: Array) -> Array:
+        return residual(p, scale * q)
 
     def correction(p: Array, q: Array, x: Sequence[int], n: int) -> Array:
-        return p[n] if n == len(x) else residual(p[n], scale * q[n])
+        return p[n] if n == len(x) else replaces(p[n], q[n])
 
-    source = "Leviathan et al., arXiv 2211.17192, appendix A.5"
-    return Verifier(f"lenience({l}, {residual_of})", in_order(kept), correction, l == 1, source)
+    return LossyVerifier(
+        name=f"lenience({l}, {residual_of})",
+        accepted=token_by_token(keeps),
+        correction=correction,
+        lossless=l == 1,
+        source="Leviathan et al., arXiv 2211.17192, appendix A.5",
+        keeps=keeps,
+        replaces=replaces,
+    )
 
 
-def lenience_greedy(l: Any) -> Verifier:  # noqa: E741
-    """At temperature 0, keep a draft token while `p(x) >= l max p`; correct with the target's best token.
+def lenience_greedy(l: Any) -> LossyVerifier:  # noqa: E741
+    """For greedy texts: keep a draft token while `p(x) >= l max p`; correct with the target's best token.
 
-    The paper prints `<=`, under which `l = 1` would accept everything; its own table (alpha = 0.75 at `l = 1`)
-    needs `>=` (Leviathan et al., appendix A.5).
+    `p` is the target's law at temperature 1: of a point mass every `l` is the greedy rule.  The paper prints `<=`,
+    under which `l = 1` would accept everything; its own table (alpha = 0.75 at `l = 1`) needs `>=` (Leviathan et
+    al., appendix A.5).
 
-    >>> import numpy as np
-    >>> lenience_greedy(0.5).accepted(np.array([[0.4, 0.6], [0.1, 0.9], [0.5, 0.5]]), None, [0, 0])
+    >>> p = np.array([[0.4, 0.6], [0.1, 0.9], [0.5, 0.5]])
+    >>> lenience_greedy(0.5).accepted(p, p[:2], [0, 0])
     [0, 1, 0]
     """
-    if not 0 < l <= 1:
-        raise SpecdecError(f"lenience must be in (0, 1], got {l}: 1 is the exact rule, smaller is more lenient")
+    check_lenience(l)
 
-    def kept(p: Array, q: Array, x: Sequence[int]) -> list:
-        return [int(p_x >= l * max(row.tolist())) for p_x, row in zip(at(p, x), p[: len(x)], strict=True)]
+    def keeps(p: Array, q: Array) -> Array:
+        return p >= l * p.max()
 
     source = "Leviathan et al., arXiv 2211.17192, appendix A.5"
-    return Verifier(f"lenience_greedy({l})", in_order(kept), greedy.correction, l == 1, source)
+    return by_the_favourite(f"lenience_greedy({l})", keeps, l == 1, source)
 
 
-def ensemble(w: Any, bonus: str = "mixture") -> Verifier:
+def by_the_favourite(name: str, keeps: Callable[[Array, Array], Array], lossless: bool, source: str) -> LossyVerifier:
+    """A rule whose own tokens, after a rejection and after a whole draft, are the target's most probable ones."""
+
+    def replaces(p: Array, q: Array) -> Array:
+        return favourite(p)
+
+    def correction(p: Array, q: Array, x: Sequence[int], n: int) -> Array:
+        return favourite(p[n])
+
+    return LossyVerifier(name, token_by_token(keeps), correction, lossless, source, keeps, replaces)
+
+
+# -- ensemble ------------------------------------------------------------------------------------------
+
+
+def ensemble(w: Any, bonus: str = "mixture") -> LossyVerifier:
     """Verify against the mixture `v = w p + (1 - w) q`: DIVERSE, arXiv 2604.07622.
 
     A draft token is kept with `min(1, v(x) / q(x))`, which is `1 - w + w p(x) / q(x)` up to 1; the residual
     `max(v - q, 0)` is `w max(p - q, 0)`, the usual one after normalisation.
 
-    * `bonus="mixture"`: the token after a fully accepted draft comes from `v` as well.  The output law is exactly
-      that of the model `v`, at total variation `(1 - w) TV(p, q)` per token.  `q` must have `g + 1` rows: the
-      draft is asked for one more law.
+    * `bonus="mixture"`: the token after the draft comes from `v` as well.  The output law is exactly that of the
+      model `v`, at total variation `(1 - w) TV(p, q)` per token.  It needs the draft's law at one position more, the
+      last of `g + 1` rows of `q`.  Where `q` has `g` rows, as in the decoder, there is no bonus: a round ends with
+      its last draft token, kept (and counted as the token that follows) or replaced, and writes `g` tokens at most.
+      Where nothing was drafted there is no mixture, and the token is the target's.
     * `bonus="target"`: that token comes from `p`, as `transformers` does with `assistant_ensemble_weight`
       (transformers issue 45865).  The output law is neither p nor v, and changes with gamma.
 
@@ -110,39 +204,57 @@ def ensemble(w: Any, bonus: str = "mixture") -> Verifier:
         w: weight of the target in [0, 1]; 1 is the token rule.
         bonus: one of `BONUSES`.
 
-    >>> import numpy as np
-    >>> ensemble(0.5).accepted(np.array([[0.25, 0.75]] * 2), np.array([[0.5, 0.5]] * 2), [0])
+    >>> p, q = np.array([[0.25, 0.75]] * 2), np.array([[0.5, 0.5]] * 2)
+    >>> ensemble(0.5).accepted(p, q, [0])
     [0.25, 0.75]
+    >>> ensemble(0.5).accepted(p, q[:1], [0]), ensemble(0.5).correction(p, q[:1], [0], 0).tolist()
+    ([1.0, 0], [0.75, 0.25])
     """
     if not 0 <= w <= 1:
         raise SpecdecError(f"ensemble weight must be in [0, 1], got {w}: 1 is the target alone, 0 the draft alone")
     if bonus not in BONUSES:
         raise SpecdecError(f"unknown bonus {bonus!r} for ensemble: use one of {', '.join(BONUSES)}")
 
-    def kept(p: Array, q: Array, x: Sequence[int]) -> list:
-        return [keep(w * p_x + (1 - w) * q_x, q_x) for p_x, q_x in zip(at(p, x), at(q, x), strict=True)]
+    def mixture(p: Array, q: Array) -> Array:
+        return w * p + (1 - w) * q
+
+    def keeps(p: Array, q: Array) -> Array:
+        return share(mixture(p, q), q)
+
+    def no_bonus(q: Array, x: Sequence[int]) -> bool:
+        return bonus == "mixture" and len(x) > 0 and len(q) == len(x)
+
+    def accepted(p: Array, q: Array, x: Sequence[int]) -> list:
+        law = token_by_token(keeps)(p, q, x)
+        return [*law[:-2], law[-2] + law[-1], 0] if no_bonus(q, x) else law
 
     def correction(p: Array, q: Array, x: Sequence[int], n: int) -> Array:
-        if n < len(x):
-            return residual(p[n], q[n])
-        if bonus == "target":
-            return p[n]
-        if len(q) == len(x):
-            raise SpecdecError("ensemble with its bonus from the mixture needs the draft's law after its last token: "
-                               "pass q with g + 1 rows, or use bonus='target'")  # fmt: skip
-        return w * p[n] + (1 - w) * q[n]
+        if n == len(x):
+            return p[n] if bonus == "target" or q is None or len(q) == n else mixture(p[n], q[n])
+        law = residual(p[n], q[n])
+        if n == len(x) - 1 and no_bonus(q, x):
+            a = number(keeps(p[n], q[n])[x[n]])
+            law = (1 - a) * law
+            law[x[n]] = law[x[n]] + a
+        return law
 
     source = "DIVERSE, arXiv 2604.07622"
-    return Verifier(f"ensemble({w}, {bonus})", in_order(kept), correction, w == 1, source)
+    return LossyVerifier(f"ensemble({w}, {bonus})", accepted, correction, w == 1, source, keeps, residual)
+
+
+# -- typical acceptance --------------------------------------------------------------------------------
 
 
 def threshold(law: Array, epsilon: Any, delta: Any) -> Any:
     """`min(epsilon, delta exp(-H(p)))`, the probability that a token must exceed to be called typical."""
-    entropy = -sum(float(x) * math.log(x) for x in law.tolist() if x > 0)
-    return min(epsilon, delta * math.exp(-entropy))
+    positive = law[law > 0]
+    if not is_torch(positive):
+        positive = positive.astype(float)
+    logarithm = positive.log() if is_torch(positive) else np.log(positive)
+    return min(epsilon, delta * math.exp(float((positive * logarithm).sum())))
 
 
-def typical(epsilon: Any = 0.09, delta: Any = 0.3) -> Verifier:
+def typical(epsilon: Any = 0.09, delta: Any = 0.3) -> LossyVerifier:
     """Keep a draft token while `p(x) > min(epsilon, delta exp(-H(p)))`: Medusa, arXiv 2401.10774.
 
     The draft's law plays no part and the token that follows is the target's most probable one, as in Medusa's
@@ -151,15 +263,18 @@ def typical(epsilon: Any = 0.09, delta: Any = 0.3) -> Verifier:
 
     The entropy is a float; the decision it leads to is yes or no, so exact arithmetic stays exact.
 
-    >>> import numpy as np
-    >>> typical().accepted(np.array([[0.9, 0.1], [0.95, 0.05], [0.5, 0.5]]), None, [1, 1])
+    Args:
+        epsilon: in (0, 1]; a token of this probability is always typical.
+        delta: > 0; the flatter the law, the less probable a typical token may be.
+
+    >>> p = np.array([[0.9, 0.1], [0.95, 0.05], [0.5, 0.5]])
+    >>> typical().accepted(p, p[:2], [1, 1])
     [0, 1, 0]
     """
+    if not (0 < epsilon <= 1 and delta > 0):
+        raise SpecdecError(f"typical acceptance needs epsilon in (0, 1] and delta > 0, got {epsilon} and {delta}")
 
-    def kept(p: Array, q: Array, x: Sequence[int]) -> list:
-        return [int(p_x > threshold(row, epsilon, delta)) for p_x, row in zip(at(p, x), p[: len(x)], strict=True)]
+    def keeps(p: Array, q: Array) -> Array:
+        return p > threshold(p, epsilon, delta)
 
-    def correction(p: Array, q: Array, x: Sequence[int], n: int) -> Array:
-        return one_hot(p[n].argmax(-1), p[n])
-
-    return Verifier(f"typical({epsilon}, {delta})", in_order(kept), correction, False, "Medusa, arXiv 2401.10774")
+    return by_the_favourite(f"typical({epsilon}, {delta})", keeps, False, "Medusa, arXiv 2401.10774")
