@@ -53,6 +53,7 @@ class BlockLaw:
 
     A prefix of probability below `floor` is not continued, and tokens that would make one are grouped under `REST`.
     With `floor = 0` nothing is grouped: this is the law of whole sequences, `exact.target_law`.
+    A floor that leaves no token by name is refused: an audit would pass whatever the decoder does.
 
     Attributes:
         law: probability of each outcome, a tuple of tokens that may be shorter than `length`: it ends with the end
@@ -70,9 +71,13 @@ class BlockLaw:
     def __init__(self, target: TabularModel, length: int, floor: float = 0.0):
         if length < 1:
             raise SpecdecError(f"a block needs at least one token, got length {length}")
+        if not 0 <= floor < 1:
+            raise SpecdecError(f"the floor must be a probability below 1, got {floor!r}: 0 groups nothing")
         self.target, self.length, self.floor = target, length, floor
         self.law: SequenceLaw = {}
         self._grow((), 1.0)
+        if set(self.law) == {(REST,)}:
+            raise SpecdecError(f"no token reaches the floor of {floor:g}, so nothing is left to test: name a lower one")
         self.rest = sum(p for outcome, p in self.law.items() if outcome[-1] == REST)
 
     def _grow(self, prefix: tuple[int, ...], mass: float) -> None:
@@ -104,6 +109,14 @@ class BlockLaw:
             text = (*text, token)
         return text
 
+    def grouped(self, law: SequenceLaw) -> SequenceLaw:
+        """Another law of sequences, of this length or longer, as a law of the outcomes."""
+        result: SequenceLaw = {}
+        for tokens, weight in law.items():
+            outcome = self.outcome(tokens)
+            result[outcome] = result.get(outcome, 0) + weight
+        return result
+
     def of(self, sampler: Sampler) -> Sampler:
         """The sampler with its sequences replaced by their outcomes."""
         return lambda n, seed: [self.outcome(tokens) for tokens in sampler(n, seed)]
@@ -115,13 +128,17 @@ class BlockLaw:
 def ours(
     pair: Pair, prompt: Sequence[int], length: int, gamma: int = 3, end: int | None = None, **settings: Any
 ) -> Sampler:
-    """Our decoder: `length` new tokens after `prompt`, or fewer where `end` comes.
+    """Our decoder: the first `length` new tokens after `prompt`, or fewer where `end` comes.
+
+    At least `gamma + 1` tokens are decoded, since the last rounds of a text draft less: of the first token alone
+    nothing would be drafted.
 
     Args:
-        pair: target and draft; without a draft it decodes plainly.
+        pair: target and draft; without a draft it decodes plainly.  `remember.remembering(pair)` saves most passes.
         settings: what else `generate` takes; the temperature is 1 unless given.
     """
-    fixed: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": length, "eos": [] if end is None else [end]}
+    decoded = length if pair.draft is None else max(length, gamma + 1)
+    fixed: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": decoded, "eos": [] if end is None else [end]}
     fixed |= settings
 
     def sampler(n: int, seed: int) -> list[tuple[int, ...]]:
@@ -130,7 +147,7 @@ def ours(
             out = generate_plain(pair, prompts, seed=seed, **fixed)
         else:
             out = generate(pair, prompts, gamma=gamma, seed=seed, **fixed)
-        return [tuple(tokens) for tokens in out.tokens]
+        return [tuple(tokens[:length]) for tokens in out.tokens]
 
     return sampler
 
@@ -147,7 +164,8 @@ def transformers(
 ) -> Sampler:
     """`transformers`' own `generate`, as a black box: sampling at temperature 1 unless told otherwise.
 
-    Plain sampling runs as one batch.  Assisted decoding takes one text at a time: some 12 ms each on tiny models.
+    Plain sampling runs as one batch.  Assisted decoding takes one text at a time, some 12 ms each on tiny models, and
+    decodes at least one token more than is drafted, as `ours` does.
 
     Args:
         model: a transformers causal model.
@@ -156,13 +174,16 @@ def transformers(
         threshold: `assistant_confidence_threshold`, below which it stops; None keeps the library's default.
         settings: what else `generate` takes, such as `prompt_lookup_num_tokens` or `assistant_ensemble_weight`.
     """
+    drafted = settings.get("prompt_lookup_num_tokens", 0 if assistant is None else gamma)
+    one_by_one = drafted > 0
     # everything that generation configs may hold otherwise is set: the law must be the model's own
     fixed: dict[str, Any] = {
         "do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "max_new_tokens": length,
         "eos_token_id": end, "pad_token_id": 0,
     }  # fmt: skip
+    if one_by_one:
+        fixed["max_new_tokens"] = max(length, drafted + 1)
     fixed |= settings
-    one_by_one = assistant is not None or "prompt_lookup_num_tokens" in settings
     if assistant is not None:
         fixed["assistant_model"] = assistant
 
@@ -178,7 +199,7 @@ def transformers(
                 out = model.generate(ids, attention_mask=mask, **fixed, **many)
                 rows += out[:, len(prompt) :].tolist()
         # rows of a batch that ended are padded
-        return [cut_after_end(tuple(row), end) for row in rows]
+        return [cut_after_end(tuple(row[:length]), end) for row in rows]
 
     return sampler
 

@@ -9,6 +9,7 @@ draws: one output, or one block of fixed length, per run; tokens of one text are
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -151,10 +152,11 @@ def audit(
     >>> print(audit(fair, [0.25] * 4, effect=0.1, budget=100).sentence.partition("; ")[2])
     949 samples are needed, or an effect of 0.31
     """
-    for name, value in (("level", level), ("effect", effect), ("power", power)):
-        checked_share(name, value)
-    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
-        raise SpecdecError(f"seed must be a whole number >= 0, got {seed!r}")
+    level, effect, power = checked_share("level", level), checked_share("effect", effect), checked_share("power", power)
+    check_whole("seed", seed, least=0)
+    if budget is not None:
+        check_whole("budget", budget, least=1)
+    check_call(sampler, with_contexts=contexts is not None)
     places = [None] if contexts is None else list(contexts)
     if not places:
         raise SpecdecError("an audit needs at least one context: leave contexts out if there are none")
@@ -226,6 +228,27 @@ def p_value_so_far(counts: np.ndarray, p: np.ndarray, effect: float) -> float:
 # -- what came in --------------------------------------------------------------------------------------
 
 
+def check_whole(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+        raise SpecdecError(f"{name} must be a whole number >= {least}, got {value!r}")
+
+
+def check_call(sampler: Any, with_contexts: bool) -> None:
+    """Raises `SpecdecError` unless the sampler can be called as it will be."""
+    given = ("n", "seed", "context") if with_contexts else ("n", "seed")
+    wanted = f"the sampler is called as sampler({', '.join(given)})"
+    if not callable(sampler):
+        raise SpecdecError(f"{wanted}, but a {type(sampler).__name__} is no function: pass the function itself")
+    try:
+        signature = inspect.signature(sampler)
+    except (TypeError, ValueError):  # some built-in functions have none to look at
+        return
+    try:
+        signature.bind(*given)
+    except TypeError as error:
+        raise SpecdecError(f"{wanted}, and its parameters do not fit: {error}") from None
+
+
 def called(expected_law: Any, context: Any) -> Law:
     if not callable(expected_law):
         raise SpecdecError("with contexts, expected_law must be a function of the context: pass lambda context: law")
@@ -240,7 +263,7 @@ def as_law(law: Any) -> tuple[dict[Outcome, int], np.ndarray]:
         keys = [key if isinstance(key, tuple) else (key,) for key in law]
         if not all(key and all(isinstance(i, (int, np.integer)) for i in key) for key in keys):
             raise SpecdecError("the outcomes of the expected law must be tuples of token ids, none empty")
-        p = checked_law([float(weight) for weight in law.values()])
+        p = checked_law(list(law.values()))
     else:
         p = checked_law(law)
         keys = [(i,) for i in range(len(p))]
@@ -268,8 +291,9 @@ def ask(draw: Callable[[int, int], Any], n: int, seed: int, longest: int) -> lis
         raise SpecdecError(f"the sampler must return an array or a list of outcomes, not {type(drawn).__name__}")
     if len(drawn) != n:
         raise SpecdecError(f"the sampler was asked for {n} outcomes and returned {len(drawn)}")
-    rows = [tuple(row) if hasattr(row, "__len__") else (row,) for row in drawn]
-    for row in set(rows):
+    listed = [row.tolist() if hasattr(row, "tolist") else row for row in drawn]  # arrays and tensors among them
+    rows = [tuple(row) if hasattr(row, "__len__") else (row,) for row in listed]
+    for row in rows:
         if not 0 < len(row) <= longest or not all(isinstance(i, (int, np.integer)) for i in row):
             raise SpecdecError(f"the sampler returned {row!r}; the expected law is one of 1 to {longest} token ids: "
                                "return exactly what the law is a law of")  # fmt: skip

@@ -161,13 +161,15 @@ def load_engine(
     from ..models.drafts import packaged_drafts
     from ..models.pair import PACKAGED, Pair, load_tokenizer, load_transformers
     from . import adapters
+    from .remember import remembering
 
     if engine == "ours":
         pair = load_pair(target, PromptLookupDrafter() if draft in ("lookup", "none") else draft)
         if draft == "none":
             pair.draft = None
             pair.description = f"target {target}, no draft"
-        return pair, lambda ids, length, end: adapters.ours(pair, ids, length, gamma, end, temperature=temperature)
+        quick = remembering(pair)
+        return pair, lambda ids, length, end: adapters.ours(quick, ids, length, gamma, end, temperature=temperature)
 
     from transformers.utils.logging import set_verbosity_error
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
+from numbers import Real
 
 import numpy as np
 
@@ -28,7 +29,11 @@ def checked_law(law: Sequence[float] | np.ndarray) -> np.ndarray:
 
     Raises `SpecdecError` for what is no law; a sum within 1e-6 of 1 (float32 sums) is scaled.
     """
-    p = np.asarray(law, float)
+    try:
+        p = np.asarray(law.detach().cpu() if hasattr(law, "detach") else law, float)
+    except (TypeError, ValueError):
+        raise SpecdecError("an expected law must be a list of numbers, one for each outcome, or a dict from outcome to "
+                           "probability") from None  # fmt: skip
     if p.ndim != 1 or len(p) == 0:
         raise SpecdecError(f"an expected law must be a list of probabilities, got shape {p.shape}")
     if np.isnan(p).any():
@@ -43,7 +48,7 @@ def checked_law(law: Sequence[float] | np.ndarray) -> np.ndarray:
 
 def checked_share(name: str, value: float) -> float:
     """A level, power or effect: a number strictly between 0 and 1."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1:
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < 1:
         raise SpecdecError(f"{name} must lie strictly between 0 and 1, got {value!r}")
     return float(value)
 
@@ -313,6 +318,21 @@ def log_e_value(counts: np.ndarray, law: np.ndarray, effect: float) -> float:
     a = weight * law
     mixture = gammaln(weight) - gammaln(weight + counts.sum()) + (gammaln(a + counts) - gammaln(a)).sum()
     return float(mixture - (counts * np.log(law)).sum())
+
+
+def noise(law: Sequence[float] | np.ndarray, samples: int, share: float = 0.95, seed: int = 0) -> tuple[float, float]:
+    """How far the frequencies of a *correct* sampler are from its law: the middle `share` of `Fit.variation`, drawn.
+
+    An observed total variation is never 0; only one beyond this range says something.
+
+    >>> low, high = noise([0.5, 0.5], samples=100)  # |heads - 50| / 100, standard deviation 0.05
+    >>> round(low, 1), round(high, 1)
+    (0.0, 0.1)
+    """
+    bins = pool(checked_law(law), samples)
+    observed = np.random.default_rng(seed).multinomial(samples, bins.law, 2_000) / samples
+    low, high = np.quantile(abs(observed - bins.law).sum(1) / 2, [(1 - share) / 2, (1 + share) / 2])
+    return float(low), float(high)
 
 
 # -- many tests ----------------------------------------------------------------------------------------

@@ -1,0 +1,86 @@
+"""A model that is asked once about each prefix, for audits that decode thousands of texts after the same context.
+
+The decoder runs unchanged for every sample: it drafts, feeds, verifies, draws and rolls back.  Only the pass over a
+prefix that was seen before is replaced by the logits that it gave then.  An audit on a real model, where a pass takes
+some ten milliseconds, becomes affordable by it; what it cannot see is a model that answers the same prefix differently
+the second time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..models.fast import FastLlama
+from ..models.pair import Pair, vocabulary_size
+from ..models.session import open_session
+
+MOST = 50_000_000  # remembered logits: 200 MB, a thousand prefixes of a model with 49,152 tokens
+
+
+class Fed:
+    """What a remembered model keeps of a text: its tokens.  `length` of them count, the rest was rolled back."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.length = 0
+
+
+class Remembered(FastLlama):
+    """Takes the place of a model in a session; one text at a time.
+
+    Args:
+        model: a `FastLlama` or a transformers causal model.
+
+    Attributes:
+        passes: how often the model itself ran.
+    """
+
+    def __init__(self, model: Any):
+        self.model, self.config = model, model.config
+        self.passes = 0
+        self._most = MOST // vocabulary_size(model)  # prefixes
+        self._session = open_session(model)
+        self._held: list[int] = []  # the tokens that this session holds
+        self._known: dict[tuple[int, ...], torch.Tensor] = {}
+
+    @property
+    def device(self) -> torch.device:
+        return self._session.device
+
+    def new_cache(self, batch: int, capacity: int) -> Any:
+        if batch != 1:
+            raise ValueError(f"a remembered model takes one text at a time, not {batch}")
+        return Fed()
+
+    def logits(self, ids: torch.Tensor, cache: Any, last: int = 1) -> torch.Tensor:
+        """As `FastLlama.logits`, for a batch of 1."""
+        text = cache.ids = cache.ids[: cache.length] + ids[0].tolist()
+        cache.length = len(text)
+        if last == 0:
+            return torch.zeros(1, 0, vocabulary_size(self), device=self.device)
+        prefixes = [tuple(text[:end]) for end in range(len(text) - last + 1, len(text) + 1)]
+        if any(prefix not in self._known for prefix in prefixes):
+            self._ask(text, prefixes)
+        return torch.stack([self._known[prefix] for prefix in prefixes])[None]
+
+    def _ask(self, text: list[int], prefixes: list[tuple[int, ...]]) -> None:
+        """Run the model over what its session does not hold of `text`, and note the logits after the `prefixes`."""
+        if len(self._known) + len(prefixes) > self._most:
+            self._known.clear()
+        common = min(len(self._held), len(prefixes[0]) - 1)
+        while self._held[:common] != text[:common]:
+            common -= 1
+        self._session.rollback(common)
+        rest = torch.tensor([text[common:]], device=self.device)
+        rows = self._session.feed(rest, last=len(prefixes))[0]
+        self._held = list(text)
+        self._known.update((prefix, row.clone()) for prefix, row in zip(prefixes, rows, strict=True))
+        self.passes += 1
+
+
+def remembering(pair: Pair) -> Pair:
+    """The pair with its models remembered; a drafter that is no model stays as it is."""
+    draft = Remembered(pair.draft) if hasattr(pair.draft, "config") else pair.draft
+    return Pair(Remembered(pair.target), draft, pair.tokenizer, pair.description)

@@ -1,0 +1,132 @@
+"""Figures of what checks find: which check catches which fault, and how far an audited decoder is from its law."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+    from ..audit.audit import Verdict
+
+CAUGHT, MISSED = "#CFE3F1", "#D55E00"
+
+
+def by_survival(matrix: pd.DataFrame, checks: Sequence[str], controls: int) -> list[str]:
+    """Row names in the order of the figure: faults that most checks miss first, small ones before large, controls last.
+
+    Args:
+        matrix: as `exact.kill.kill_matrix` returns it, the correct rules in its first `controls` rows.
+        checks: its boolean columns.
+        controls: how many rows are correct rules.
+    """
+    faults = matrix.iloc[controls:]
+    order = faults.assign(found=faults[list(checks)].sum(axis=1)).sort_values(["found", "variation"]).index
+    return [*order, *matrix.index[:controls]]
+
+
+def draw_kills(axes: Axes, matrix: pd.DataFrame, checks: Mapping[str, str], controls: int) -> None:
+    """The kill matrix: pale where a check rejects a fault, a hatched hole where the fault survives it.
+
+    Args:
+        axes: to draw in; make it some 0.28 inches high for each row.
+        matrix, controls: as in `by_survival`.
+        checks: column of the matrix -> what to write above it; the first is the exact check, whose cells show the
+            total variation.
+    """
+    rows = by_survival(matrix, list(checks), controls)
+    faults = len(rows) - controls
+    for y, name in enumerate(rows):
+        for x, check in enumerate(checks):
+            rejected, control = bool(matrix.loc[name, check]), y >= faults
+            good = rejected != control
+            axes.bar(
+                x, bottom=y - 0.44, width=0.94, height=0.88, linewidth=0.8,
+                color=("#F2F2F2" if control else CAUGHT) if good else MISSED,
+                hatch="" if good else "///", edgecolor="white",
+            )  # fmt: skip
+            word = cell_word(good, control, matrix.loc[name, "variation"] if x == 0 else None)
+            axes.text(
+                x, y, word, ha="center", va="center", fontsize=8, color="#333333" if good else "white",
+                weight="normal" if good else "bold",
+                bbox=None if good else {"facecolor": MISSED, "edgecolor": "none", "pad": 1},
+            )  # fmt: skip
+    found = matrix.iloc[controls:][list(checks)].sum()
+    heads = [f"{label}\n{found[check]} of {faults}" for check, label in checks.items()]
+    axes.axhline(faults - 0.5, color="black", linewidth=1)
+    axes.set(xticks=range(len(checks)), yticks=range(len(rows)), xlim=(-0.5, len(checks) - 0.5))
+    axes.set_xticklabels(heads, fontsize=9)
+    axes.set_yticklabels(rows, fontsize=9)
+    axes.xaxis.tick_top()
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.tick_params(length=0)
+    axes.grid(visible=False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_visible(False)
+
+
+def cell_word(good: bool, control: bool, variation: float | None) -> str:
+    """What a cell says.
+
+    >>> [cell_word(True, False, 0.0712), cell_word(True, False, 3e-8), cell_word(False, False, None)]
+    ['0.071', '3e-08', 'missed']
+    """
+    if not good:
+        return "false alarm" if control else "missed"
+    if variation is None:
+        return ""
+    return "0" if control else f"{variation:.2g}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One audited decoder of the figure.
+
+    Attributes:
+        name: as it is written beside its line.
+        verdict: of the audit.
+        noise: range of the observed total variation under a correct sampler, `audit.gof.noise`.
+    """
+
+    name: str
+    verdict: Verdict
+    noise: tuple[float, float]
+
+
+def draw_audits(axes: Axes, rows: Sequence[Row]) -> None:
+    """For each decoder the observed total variation, its confidence bound, what chance alone gives, and the effect.
+
+    The dot is what was observed, the line ends at the bound, the grey bar is the range of correct samplers, the black
+    tick is the effect that the audit was to see.  Verdict, p-value and samples stand on the right.
+    """
+    from matplotlib.patches import Patch
+
+    colours = {0: "#0173B2", 1: MISSED, 2: "#949494"}
+    markers = {0: "o", 1: "X", 2: "s"}
+    for y, row in enumerate(rows):
+        v = row.verdict
+        colour = colours[v.exit_status]
+        axes.barh(y, row.noise[1] - row.noise[0], left=row.noise[0], height=0.5, color="#D9D9D9")
+        axes.plot([v.variation, v.bound], [y, y], color=colour, linestyle="-", linewidth=1.6)
+        axes.plot(v.bound, y, marker="|", color=colour, markersize=9, markeredgewidth=1.6)
+        axes.plot(v.variation, y, marker=markers[v.exit_status], color=colour, markersize=7)
+        axes.plot([v.effect, v.effect], [y - 0.36, y + 0.36], color="black", linestyle="-", linewidth=2.2)
+        axes.annotate(
+            f"{v.outcome}  (p = {v.p_value:.2g}, {v.samples:,})", (1.02, y), xycoords=("axes fraction", "data"),
+            va="center", fontsize=9, color=colour, weight="bold" if v.exit_status == 1 else "normal",
+        )  # fmt: skip
+    axes.set(yticks=range(len(rows)), ylim=(len(rows) - 0.5, -0.5), xlabel="total variation from the expected law")
+    axes.set_yticklabels([row.name for row in rows])
+    axes.set_xlim(left=0)
+    axes.grid(axis="y", visible=False)
+    keys = [
+        axes.plot([], [], marker="o", color="#333333", linestyle="-", label="observed, and the bound on the true one"
+                  )[0],
+        Patch(color="#D9D9D9", label="where 95 % of correct samplers are observed"),
+        axes.plot([], [], marker="|", color="black", linestyle="none", markersize=11, markeredgewidth=2.2,
+                  label="effect that the audit was to see")[0],
+    ]  # fmt: skip
+    axes.legend(handles=keys, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=1, fontsize=8.5)
