@@ -74,7 +74,17 @@ def load_drafter(draft: str | os.PathLike, load: Callable[[str], Any]) -> Any:
     if names == [LOOKUP]:
         return PromptLookupDrafter()
     loaded = [FIRST_LOOKUP if name == LOOKUP else load(name) for name in names]
-    return loaded[0] if len(loaded) == 1 else ComposedDrafter(tuple(as_drafter(part) for part in loaded))
+    if len(loaded) == 1:
+        return loaded[0]
+    return ComposedDrafter([as_drafter(part) for part in loaded], [kept_length(name) for name in names])
+
+
+def kept_length(name: str) -> int | None:
+    """The draft length with which a draft's own speed was measured and kept, None where none was."""
+    folder = packaged_drafts().get(name, name)
+    if name == LOOKUP or not is_draft(folder):
+        return None
+    return read_manifest(folder).get("speed", {}).get(name, {}).get("setting", {}).get("gamma")
 
 
 def _load_draft(name: str, target: str | os.PathLike, device: str | None, dtype: Any) -> Any:

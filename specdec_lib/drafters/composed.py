@@ -5,6 +5,7 @@ Who proposes is decided by the prefix alone, so each proposal keeps the law that
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -17,35 +18,43 @@ class ComposedDrafter:
     """Ask the drafters in turn; take the first draft that is not empty.
 
     Args:
-        drafters: for example `[PromptLookupDrafter(min_ngram=3, max_ngram=6), ModelDrafter(model)]`.
+        drafters: for example `[PromptLookupDrafter(min_ngram=2, max_ngram=6), ModelDrafter(model)]`.
+        longest: how many tokens each proposes at most, whatever gamma is; None sets no limit.  A lookup costs nothing
+            and may propose many, each token of a model costs a pass.
 
     >>> from specdec_lib.drafters import NGramDrafter, PromptLookupDrafter
-    >>> drafter = ComposedDrafter([PromptLookupDrafter(min_ngram=2), NGramDrafter.fit([[8, 9, 9]])])
+    >>> drafter = ComposedDrafter([PromptLookupDrafter(min_ngram=2), NGramDrafter.fit([[8, 9, 9]])], [None, 2])
     >>> session = drafter.start(vocabulary=10)
     >>> session.propose([1, 2, 3, 1, 2], 1, Sampling(), Random(0)).tokens  # "1 2" occurred before
     [3]
-    >>> session.propose([1, 2, 3, 1, 8], 1, Sampling(), Random(0)).tokens  # "1 8" did not
-    [9]
+    >>> session.propose([1, 2, 3, 1, 8], 3, Sampling(), Random(0)).tokens  # "1 8" did not
+    [9, 9]
     """
 
-    drafters: tuple[Drafter, ...]
+    drafters: Sequence[Drafter]
+    longest: Sequence[int | None] | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "drafters", tuple(self.drafters))
         if not self.drafters:
             raise SpecdecError("a composed drafter needs at least one drafter, got none")
+        limits = self.longest or [None] * len(self.drafters)
+        if len(limits) != len(self.drafters) or any(n is not None and n < 1 for n in limits):
+            raise SpecdecError(
+                f"longest must have a number >= 1 or None for each of {len(self.drafters)} drafters, got {limits}"
+            )
 
     def start(self, vocabulary: int) -> ComposedSession:
-        return ComposedSession([drafter.start(vocabulary) for drafter in self.drafters])
+        limits = self.longest or [None] * len(self.drafters)
+        return ComposedSession([drafter.start(vocabulary) for drafter in self.drafters], limits)
 
 
 class ComposedSession:
-    def __init__(self, sessions: list[DraftSession]):
-        self.sessions = sessions
+    def __init__(self, sessions: list[DraftSession], limits: Sequence[int | None]):
+        self.sessions, self.limits = sessions, limits
 
     def propose(self, prefix: list[int], gamma: int, sampling: Sampling, random: Random) -> Draft:
-        for session in self.sessions:
-            draft = session.propose(prefix, gamma, sampling, random)
+        for session, limit in zip(self.sessions, self.limits, strict=True):
+            draft = session.propose(prefix, min(gamma, limit or gamma), sampling, random)
             if draft.tokens:
                 return draft
         return Draft([])
