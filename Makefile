@@ -71,7 +71,7 @@ lock:  ## resolve pyproject.toml anew and write requirements.lock
 	rm -rf build/lock
 	$(PYTHON) -m venv build/lock
 	build/lock/bin/python -m pip install --quiet $(TORCH)
-	build/lock/bin/python -m pip install --quiet "setuptools>=77" -e ".[notebooks,test]"
+	build/lock/bin/python -m pip install --quiet "setuptools>=77" -e ".[notebooks,scale,test]"
 	{ grep '^#' requirements.lock; build/lock/bin/python -m pip freeze --all --exclude pip --exclude-editable \
 		| sed 's/+cpu$$//'; } > build/requirements.lock
 	mv build/requirements.lock requirements.lock

@@ -56,11 +56,23 @@ def reproduce(
     notebook: Annotated[Optional[list[str]], typer.Option(help="Only this notebook; may be repeated.")] = None,  # noqa: UP045
     force: Annotated[bool, typer.Option("--force", help="Run also what is unchanged since a finished run.")] = False,
     results: Annotated[Optional[str], typer.Option(help="Where to write (default: results/PROFILE).")] = None,  # noqa: UP045
+    jobs: Annotated[
+        int,
+        typer.Option(help="Run so many notebooks at a time here; those that measure time still run alone, afterwards."),
+    ] = 1,
+    scheduler: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            metavar="ADDRESS",
+            help="Run on the workers of this dask scheduler, a notebook at a time on each: start one worker a machine, "
+            "since notebooks measure time.",
+        ),
+    ] = None,
 ) -> None:
     """Run the notebooks with a profile's parameters and write the report."""
     from .report.reproduce import reproduce
 
-    raise typer.Exit(reproduce(profile, notebooks=notebook or None, force=force, results=results))
+    raise typer.Exit(reproduce(profile, notebook or None, force, results, jobs, scheduler))
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 LOCK_LINES = [line for line in (ROOT / "requirements.lock").read_text().splitlines() if not line.startswith("#")]
 CONDA = yaml.safe_load((ROOT / "environment.yml").read_text())
-LOCKED_EXTRAS = ["notebooks", "test"]
+LOCKED_EXTRAS = ["notebooks", "scale", "test"]
 
 
 def requirements(*extras):
@@ -90,7 +90,7 @@ def imported_by(path):
             yield node.module.split(".")[0]
 
 
-@pytest.mark.parametrize("folder, extras", [("specdec_lib", ["notebooks"]), ("tests", LOCKED_EXTRAS)])
+@pytest.mark.parametrize("folder, extras", [("specdec_lib", ["notebooks", "scale"]), ("tests", LOCKED_EXTRAS)])
 def test_everything_imported_is_declared(folder, extras):
     declared = {canonicalize_name(r.name) for r in requirements(*extras)}
     distributions = metadata.packages_distributions()

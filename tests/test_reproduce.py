@@ -32,10 +32,10 @@ time.sleep(300 if first else 0)
 """
 
 
-def write(root, stem, *cells):
+def write(root, stem, *cells, tags=()):
     metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
     notebook = nbformat.v4.new_notebook(metadata=metadata)
-    notebook.cells = [nbformat.v4.new_code_cell("n: int = 1  # a number", metadata={"tags": ["parameters"]})]
+    notebook.cells = [nbformat.v4.new_code_cell("n: int = 1  # a number", metadata={"tags": ["parameters", *tags]})]
     notebook.cells += [nbformat.v4.new_code_cell(cell.strip()) for cell in cells]
     (root / "notebooks" / "profiles").mkdir(parents=True, exist_ok=True)
     nbformat.write(notebook, root / "notebooks" / f"{stem}.ipynb")

@@ -1,15 +1,15 @@
-"""What the person who waits sees: a live bar on a terminal, one line per notebook elsewhere."""
+"""What the person who waits sees: on a terminal a live bar a running notebook, and a line for each that has ended."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 
 class Board:
-    """Shows the running notebook, its cells and its elapsed time; leaves a line for each one that has ended."""
+    """Shows the running notebooks, their cells and elapsed times; leaves a line for each one that has ended."""
 
     def __init__(self, stems: Sequence[str]):
         self.stems = list(stems)
@@ -25,6 +25,7 @@ class Board:
             TimeElapsedColumn(),
         ]
         self.progress = Progress(*columns, console=self.console, transient=True, disable=not self.live)
+        self.bars: dict[str, TaskID] = {}
 
     def __enter__(self) -> Board:
         self.progress.start()
@@ -33,16 +34,27 @@ class Board:
     def __exit__(self, *_: object) -> None:
         self.progress.stop()
 
-    def started(self, stem: str, cells: int) -> Callable[[int], None]:
-        """Announce a notebook; the function returned is to be called with the number of each cell that starts."""
-        task = self.progress.add_task(f"{self.stems.index(stem) + 1}/{len(self.stems)} {stem}", total=cells)
-        return lambda cell: self.progress.update(task, completed=min(cell, cells))
+    def started(self, stem: str, cells: int) -> None:
+        """Announce a notebook, again if it has to begin anew."""
+        self._remove(stem)
+        self.bars[stem] = self.progress.add_task(f"{self.stems.index(stem) + 1}/{len(self.stems)} {stem}", total=cells)
+
+    def cell(self, stem: str, number: int) -> None:
+        """A cell of a notebook starts; news that comes after the notebook's end is dropped."""
+        if stem in self.bars:
+            self.progress.update(self.bars[stem], completed=number)
 
     def finished(self, stem: str, state: str, seconds: float, error: Sequence[str] = ()) -> None:
         """The line that stays."""
-        for task in self.progress.task_ids:
-            self.progress.remove_task(task)
+        self._remove(stem)
         colour = {"ok": "green", "failed": "red"}.get(state, "dim")
         self.console.print(f"{stem:{self.width}}  [{colour}]{state:9}[/] {seconds:7.1f} s", soft_wrap=True)
         for line in error:
-            self.console.print(f"    {line}", markup=False, soft_wrap=True)
+            self.say(f"    {line}")
+
+    def say(self, line: str) -> None:
+        self.console.print(line, markup=False, soft_wrap=True)
+
+    def _remove(self, stem: str) -> None:
+        if stem in self.bars:
+            self.progress.remove_task(self.bars.pop(stem))

@@ -2,7 +2,8 @@
 
 Each notebook runs into a temporary folder inside the results; when it has ended, its outputs replace the old ones
 and its run record, `<notebook>.run.json`, is written last.  So an interrupted run loses nothing that was finished,
-and results are never a mixture of two runs.
+and results are never a mixture of two runs.  Who executes the notebooks is an `Executor`: this process, one after the
+other (`one_by_one`), or the workers of a dask scheduler (`cluster.py`); the rest is the same for all.
 """
 
 from __future__ import annotations
@@ -14,18 +15,55 @@ import platform
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import SpecdecError
 from .claims import broken, collect, count, markdown, table_row, to_json
 from .environment import environment, versions
 from .folder import write_text
 
+if TYPE_CHECKING:
+    from .board import Board
+
 ROOT = Path(__file__).resolve().parents[2]
 DATA_FOLDERS = ("paper", "drafts", "prompts")
+SHARES = "parallel"  # the tag, on the parameters cell, of a notebook that measures no time
+
+
+@dataclass(frozen=True)
+class Job:
+    """One notebook to run, with all that its result depends on; it can be sent to another machine.
+
+    Attributes:
+        stem: names the notebook: `notebooks/<stem>.ipynb` of a checkout.
+        parameters, timeout: from the profile.
+        cells: their number.
+        shares: whether others may run beside it on its machine.
+        depends_on: a digest of everything that the result depends on, by name.
+    """
+
+    stem: str
+    parameters: dict[str, Any]
+    timeout: float | None
+    cells: int
+    shares: bool
+    depends_on: dict[str, str]
+
+
+Fill = Callable[[Path], dict[str, Any]]
+"""Puts what a finished notebook leaves into an empty folder, and returns its run record."""
+
+Ended = Generator[tuple[str, Fill], None, None]
+"""For each job that has ended, its stem and what fills a folder."""
+
+Executor = Callable[[Iterable[Job], Path, "Board"], Ended]
+"""Runs jobs of a checkout, and tells the board what it is at."""
 
 
 def reproduce(
@@ -33,13 +71,15 @@ def reproduce(
     notebooks: Sequence[str] | None = None,
     force: bool = False,
     results: str | Path | None = None,
+    jobs: int = 1,
+    scheduler: str | None = None,
     *,
     root: Path = ROOT,
 ) -> int:
-    """Run the notebooks of a profile, one after the other, and leave the report in the results folder.
+    """Run the notebooks of a profile and leave the report in the results folder.
 
-    One at a time, because many of them measure time.  A notebook that is unchanged since a finished run (its text,
-    its parameters, the library, the data, the models, the versions) is skipped.  A notebook that fails does not
+    One after the other, because many of them measure time.  A notebook that is unchanged since a finished run (its
+    text, its parameters, the library, the data, the models, the versions) is skipped.  A notebook that fails does not
     stop the others: what it had executed is kept.
 
     Args:
@@ -47,6 +87,9 @@ def reproduce(
         notebooks: run only these (stems or file names); None runs all that the profile lists.
         force: run also what is unchanged.
         results: the folder to write; None is `results/<profile>`.
+        jobs: how many notebooks may run beside each other on this machine, if their parameters cell has the tag
+            `parallel`.  Those without it measure time: they run alone, after the others.
+        scheduler: the address of a dask scheduler, whose workers run the notebooks instead, one at a time each.
         root: the checkout: `notebooks/`, `specdec_lib/`, `data/`.
 
     Returns:
@@ -54,7 +97,7 @@ def reproduce(
 
     Raises:
         SpecdecError: before anything runs: unknown profile, notebook or parameter, a value of the wrong type, the
-            notebook tools are not installed, the results folder cannot be written.
+            notebook tools are not installed, the results folder cannot be written, no scheduler answers.
     """
     missing = [name for name in ("papermill", "nbconvert", "ipykernel") if find_spec(name) is None]
     if missing:
@@ -65,6 +108,7 @@ def reproduce(
     root = root.resolve()  # the kernels work in another folder
     plan = load_profile(profile, root / "notebooks")
     stems = select(plan, notebooks)
+    execute = executor(jobs, scheduler)
     folder = Path(results).expanduser().resolve() if results else root / "results" / profile
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -77,21 +121,25 @@ def reproduce(
     skipped: set[str] = set()
     done: list[str] = []
     interrupted = False
+
+    def changed() -> Iterator[Job]:
+        for stem in stems:
+            job = prepare(root, stem, plan.notebooks[stem], plan.timeout, surroundings)
+            record = read_record(folder, stem)
+            if force or record.get("state") != "ok" or record.get("depends_on") != job.depends_on:
+                yield job
+            else:
+                board.finished(stem, "unchanged", record["seconds"])
+                skipped.add(stem)
+                done.append(stem)
+
     with Board(stems) as board:
         try:
-            for stem in stems:
-                source, parameters = root / "notebooks" / f"{stem}.ipynb", plan.notebooks[stem]
-                cells = essence(source)
-                fingerprint = digest(cells, parameters, surroundings)
-                record = read_record(folder, stem)
-                if not force and record.get("state") == "ok" and record.get("fingerprint") == fingerprint:
-                    skipped.add(stem)
-                    board.finished(stem, "unchanged", record["seconds"])
-                else:
-                    on_cell = board.started(stem, len(cells))
-                    record = run(source, parameters, plan.timeout, folder, fingerprint, on_cell)
+            with closing(execute(changed(), root, board)) as ended:
+                for stem, fill in ended:
+                    record = keep(folder, stem, fill)
                     board.finished(stem, record["state"], record["seconds"], record["error"])
-                done.append(stem)
+                    done.append(stem)
         except KeyboardInterrupt:
             interrupted = True
 
@@ -102,7 +150,8 @@ def reproduce(
     held, counted = count(rows)
     print(f"{held} of {counted} claims hold on this machine. Report: {relative(folder / 'index.html')}")
     if interrupted:
-        print(f"interrupted. Finished: {', '.join(done) or 'none'}. The same command goes on with {stems[len(done)]}.")
+        left = next((stem for stem in stems if stem not in done), "nothing")
+        print(f"interrupted. Finished: {', '.join(done) or 'none'}. The same command goes on with {left}.")
         return 130
     failing = [row for row in broken(rows) if row["notebook"] in done]
     for row in failing:
@@ -110,35 +159,69 @@ def reproduce(
     return int(bool(failing) or any(read_record(folder, stem)["state"] != "ok" for stem in done))
 
 
+def executor(jobs: int, scheduler: str | None) -> Executor:
+    """Who runs the notebooks."""
+    if jobs < 1:
+        raise SpecdecError(f"jobs is {jobs}: run at least 1 notebook at a time")
+    if jobs > 1 and scheduler:
+        raise SpecdecError("--jobs runs notebooks on this machine, --scheduler on others: use one of the two")
+    if jobs == 1 and not scheduler:
+        return one_by_one
+    if find_spec("distributed") is None:
+        raise SpecdecError("distributed is not installed: pip install 'specdec-lab[scale]'")
+    from . import cluster
+
+    return partial(cluster.elsewhere, address=scheduler) if scheduler else partial(cluster.beside, count=jobs)
+
+
 # -- one notebook --------------------------------------------------------------------------------------
 
 
-def run(
-    source: Path,
-    parameters: dict[str, Any],
-    timeout: float | None,
-    folder: Path,
-    fingerprint: str,
-    on_cell: Callable[[int], None],
-) -> dict:
-    """Execute `source` and publish its outputs in `folder`; return its run record."""
+def prepare(
+    root: Path, stem: str, parameters: dict[str, Any], timeout: float | None, surroundings: dict[str, Any]
+) -> Job:
+    """The job of running a notebook of the checkout `root`, whose `state_of` is `surroundings`."""
+    cells = essence(root / "notebooks" / f"{stem}.ipynb")
+    parts = {"notebook": cells, "parameters": parameters, **surroundings}
+    shares = any(SHARES in tags for *_, tags in cells)
+    return Job(stem, parameters, timeout, len(cells), shares, {name: digest(part) for name, part in parts.items()})
+
+
+def one_by_one(jobs: Iterable[Job], root: Path, board: Board) -> Ended:
+    """The executor that is this process."""
+    for job in jobs:
+        board.started(job.stem, job.cells)
+        yield job.stem, partial(run, job, root, partial(board.cell, job.stem))
+
+
+def run(job: Job, root: Path, on_cell: Callable[[int], None], stage: Path) -> dict[str, Any]:
+    """Execute the notebook of the checkout `root` into the folder `stage`; return its run record."""
     from .runner import execute
 
     start = time.perf_counter()
+    error = execute(root / "notebooks" / f"{job.stem}.ipynb", stage, job.parameters, job.timeout, on_cell)
+    return record_of(job, error, time.perf_counter() - start)
+
+
+def record_of(job: Job, error: list[str], seconds: float = 0.0) -> dict[str, Any]:
+    """What is noted of a run that has ended; `error` is empty where it went well."""
+    return {
+        "notebook": job.stem,
+        "state": "failed" if error else "ok",
+        "seconds": round(seconds, 1),
+        "error": error,
+        "parameters": job.parameters,
+        "depends_on": job.depends_on,
+    }
+
+
+def keep(folder: Path, stem: str, fill: Fill) -> dict[str, Any]:
+    """Publish in `folder` what `fill` makes; return the run record."""
     prefix = f".running-{os.getpid()}-"
     with tempfile.TemporaryDirectory(prefix=prefix, dir=folder, ignore_cleanup_errors=True) as temporary:
-        stage = Path(temporary)
-        error = execute(source, stage, parameters, timeout, on_cell)
-        record = {
-            "notebook": source.stem,
-            "state": "failed" if error else "ok",
-            "seconds": round(time.perf_counter() - start, 1),
-            "error": error,
-            "parameters": parameters,
-            "fingerprint": fingerprint,
-        }
-        publish(stage, folder, source.stem)
-    write_text(record_path(folder, source.stem), to_json(record))
+        record = fill(Path(temporary))
+        publish(Path(temporary), folder, stem)
+    write_text(record_path(folder, stem), to_json(record))
     return record
 
 
@@ -231,7 +314,8 @@ def write_index(folder: Path, profile: str, stems: list[str], skipped: set[str],
     for stem in stems:
         record = read_record(folder, stem)
         state = record.get("state", "not run") + (" (unchanged, skipped)" if stem in skipped else "")
-        links = [f"[{stem}]({stem}.html)", f"[ipynb]({stem}.ipynb)"] if record else [stem, ""]
+        there = (folder / f"{stem}.html").exists()
+        links = [f"[{stem}]({stem}.html)", f"[ipynb]({stem}.ipynb)"] if there else [stem, ""]
         error = ": " + ", ".join(record["error"]) if record.get("error") else ""
         lines.append(table_row([*links, state + error, str(record.get("seconds", ""))]))
     beside = ("figures", "tables", "environment.json", "claims.json", "claims.md")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -66,18 +66,22 @@ class ThisPython(AsyncKernelManager):
 
 
 @contextmanager
-def variables(values: dict[str, str]) -> Iterator[None]:
-    """Environment variables for the kernels that are started inside."""
+def variables(values: Mapping[str, str | None]) -> Iterator[None]:
+    """Environment variables for the kernels that are started inside; None takes one away."""
     before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
+
+    def put(wanted: Mapping[str, str | None]) -> None:
+        for name, value in wanted.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+    put(values)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        put(before)
 
 
 def execute(
