@@ -296,19 +296,25 @@ def extended_optimal_gamma(
 
 
 def break_even_tokens(
-    alphas: Number, cost_coefficient: Number, verification_cost: Any = 1.0, prefill_draft: float = 0.0
-) -> int | None:
-    """The number of new tokens from which on drafting pays for the draft's prefill and loading; None if never.
+    alphas: Number, cost_coefficient: Number, verification_cost: Any = 1.0, prefill_draft: Number = 0.0
+) -> Any:
+    """The number of new tokens from which on drafting pays for the draft's prefill and loading.
 
-    Looks at up to 4096 tokens; `alphas` `[gamma]`.  The target's own prefill is paid either way.
+    None, and infinity in arrays, where it does not within 4096 tokens.  The target's own prefill is paid either way.
 
-    >>> break_even_tokens(repeat_alpha(0.75, 7), 0.02, prefill_draft=10.0)
-    16
+    >>> alphas = repeat_alpha(0.75, 7)
+    >>> break_even_tokens(alphas, 0.02, prefill_draft=10.0), break_even_tokens(alphas, [0.02, 0.5, 2.0])
+    (16, array([ 2., inf, inf]))
     """
     n = np.arange(1, 4097)
-    times = expected_time(alphas, n, cost_coefficient, verification_cost) + _cost(prefill_draft, "prefill_draft")
-    last_loss = int(np.max(n, where=times >= n, initial=0))
-    return last_loss + 1 if last_loss < 4096 else None
+    survival(alphas)  # says what is wrong with them
+    per_length = np.asarray(alphas, float)[..., None, :], n, _cost(cost_coefficient)[..., None]
+    times = expected_time(*per_length, verification_cost) + _cost(prefill_draft, "prefill_draft")[..., None]
+    last_loss = np.where(times >= n, n, 0).max(-1)
+    found = np.where(last_loss < 4096, last_loss + 1.0, np.inf)
+    if found.ndim:
+        return found
+    return int(found) if found < np.inf else None
 
 
 def batch_improvement_factor(alphas: Number, cost_coefficient: Number, verification_cost: Any = 1.0) -> Any:

@@ -272,6 +272,15 @@ def test_break_even_is_where_the_factor_passes_one():
     assert break_even_tokens([0.05, 0.05], 0.2) is None
 
 
+def test_break_even_takes_arrays():
+    alphas, costs, prefill = repeat_alpha([0.75, 0.5, 0.05], 7), np.array([[0.02], [0.05]]), [0.0, 10.0, 3.0]
+    found = break_even_tokens(alphas, costs, 1.1, prefill)
+    alone = [[break_even_tokens(a, c, 1.1, p) for a, p in zip(alphas, prefill, strict=True)] for c in (0.02, 0.05)]
+    assert found.shape == (2, 3)
+    assert found.tolist() == [[math.inf if one is None else one for one in row] for row in alone]
+    assert math.isinf(found[0, 2]) and 2 < found[0, 1] < math.inf
+
+
 def test_a_batch_is_the_mean_of_its_rows():
     rows = np.array([[0.9, 0.8], [0.2, 0.1], [0.5, 0.5]])
     mean = np.mean([extended_improvement_factor(row, 0.1, 1.2) for row in rows])
@@ -327,6 +336,7 @@ def test_predict_adds_one_term_at_a_time():
         (lambda: optimal_gamma(0.5, 0.1, lambda n: 1.0), "longest"),
         (lambda: optimal_gamma(0.5, 0.1, [1.0]), "is 0"),
         (lambda: expected_rounds(0.5, 10), "one per draft position"),
+        (lambda: break_even_tokens(0.5, 0.1), "one per draft position"),
         (lambda: expected_rounds([], 10), "alphas is empty"),
         (lambda: expected_rounds([0.5], 0), "tokens is 0"),
         (lambda: extended_improvement_factor([0.5], 0.1, tokens=5, prefill_draft=-1), "prefill_draft is -1"),
