@@ -2,7 +2,7 @@
 
 >>> import specdec_lib as sd
 >>> sorted(sd.__all__)[:3]
-['ComposedDrafter', 'Drafter', 'Generation']
+['ComposedDrafter', 'Drafter', 'EarlyExitDrafter']
 """
 
 from __future__ import annotations
@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .decode import Generation, generate, generate_plain
-    from .drafters import ComposedDrafter, Drafter, ModelDrafter, NGramDrafter, PromptLookupDrafter
+    from .drafters import (
+        ComposedDrafter,
+        Drafter,
+        EarlyExitDrafter,
+        ModelDrafter,
+        NGramDrafter,
+        PromptLookupDrafter,
+    )
     from .errors import SpecdecError
     from .load import load_pair
     from .models import Pair
@@ -21,6 +28,7 @@ if TYPE_CHECKING:
 _HOME = {
     "ComposedDrafter": "drafters",
     "Drafter": "drafters",
+    "EarlyExitDrafter": "drafters",
     "Generation": "decode",
     "ModelDrafter": "drafters",
     "NGramDrafter": "drafters",
@@ -34,6 +42,7 @@ _HOME = {
 __all__ = [
     "ComposedDrafter",
     "Drafter",
+    "EarlyExitDrafter",
     "Generation",
     "ModelDrafter",
     "NGramDrafter",

@@ -1,7 +1,8 @@
-"""Drafters: a draft model, an n-gram table, prompt lookup, and several composed."""
+"""Drafters: a draft model, an n-gram table, prompt lookup, early exit, and several composed."""
 
 from .base import Draft, Drafter, DraftSession, Sampling
 from .composed import ComposedDrafter
+from .early_exit import EarlyExitDrafter
 from .lookup import PromptLookupDrafter
 from .model import ModelDrafter, as_drafter
 from .ngram import NGramDrafter
@@ -11,6 +12,7 @@ __all__ = [
     "Draft",
     "DraftSession",
     "Drafter",
+    "EarlyExitDrafter",
     "ModelDrafter",
     "NGramDrafter",
     "PromptLookupDrafter",

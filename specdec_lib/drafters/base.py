@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from random import Random
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from ..distributions import one_hot, warp
 from ..errors import SpecdecError
+from ..processing import Processor
 
 
 @dataclass(frozen=True)
@@ -19,12 +20,14 @@ class Sampling:
     Attributes:
         temperature: >= 0; 0 decodes greedily.
         top_k, top_p, min_p: truncations, None for none.
+        processors: see `specdec_lib.processing`; they come first, and see the text so far.
     """
 
     temperature: float = 0.0
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
+    processors: tuple[Processor, ...] = ()
 
     def __post_init__(self) -> None:
         t = self.temperature
@@ -73,10 +76,12 @@ class Draft:
     passes: int = 0
 
     def q(self, like: torch.Tensor) -> torch.Tensor:
-        """The laws `[g, V]`, on the device and in the dtype of `like` `[>= g, V]`."""
+        """The laws `[g, V]`, on the device of `like` `[>= g, V]`; point masses in its dtype."""
         g = len(self.tokens)
         if self.laws is not None:
-            return self.laws
+            return self.laws.to(like.device)
+        if g == 0:
+            return like[:0]
         return one_hot(torch.tensor(self.tokens, device=like.device, dtype=torch.long), like[:g])
 
 
@@ -89,6 +94,65 @@ class DraftSession(Protocol):
 
 
 class Drafter(Protocol):
-    """Anything that can start a draft session for a text of the given target vocabulary."""
+    """Anything that can start a draft session for a text of the given target vocabulary.
+
+    Three more methods, where a drafter has them:
+
+    * `start_batch(rows, vocabulary) -> DraftBatch`: drafts for several rows at once;
+    * `with_confidence(threshold) -> Drafter`: one that stops after a token it was less sure of (`lengths.Confidence`);
+    * `start_on(session) -> DraftSession`: drafts in the target's own session (`EarlyExitDrafter`).
+    """
 
     def start(self, vocabulary: int) -> DraftSession: ...
+
+
+class DraftBatch(Protocol):
+    """A drafter at work on several texts."""
+
+    def propose(
+        self, prefixes: list[list[int]], gammas: list[int], samplings: list[Sampling], randoms: list[Random]
+    ) -> list[Draft]:
+        """As `DraftSession.propose`, for each row; a row with `gamma` below 1 drafts nothing."""
+        ...
+
+    def keep(self, rows: list[int]) -> None:
+        """Go on with these rows only."""
+        ...
+
+
+class RowByRow:
+    """Draft sessions as a batch: one row after the other."""
+
+    def __init__(self, sessions: list[DraftSession]):
+        self.sessions = sessions
+
+    def propose(
+        self, prefixes: list[list[int]], gammas: list[int], samplings: list[Sampling], randoms: list[Random]
+    ) -> list[Draft]:
+        return [
+            session.propose(prefix, gamma, sampling, random) if gamma > 0 else Draft([])
+            for session, prefix, gamma, sampling, random in zip(
+                self.sessions, prefixes, gammas, samplings, randoms, strict=True
+            )
+        ]
+
+    def keep(self, rows: list[int]) -> None:
+        self.sessions = [self.sessions[i] for i in rows]
+
+
+class NoDrafts:
+    """Plain decoding: nothing is proposed."""
+
+    def propose(
+        self, prefixes: list[list[int]], gammas: list[int], samplings: list[Sampling], randoms: list[Random]
+    ) -> list[Draft]:
+        return [Draft([]) for _ in prefixes]
+
+    def keep(self, rows: list[int]) -> None: ...
+
+
+def start_rows(drafter: Any, rows: int, vocabulary: int) -> DraftBatch:
+    """A batch of a drafter's own where it has one and there is more than one row, else row by row."""
+    if rows > 1 and hasattr(drafter, "start_batch"):
+        return drafter.start_batch(rows, vocabulary)
+    return RowByRow([drafter.start(vocabulary) for _ in range(rows)])

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from random import Random
 
 from ..errors import SpecdecError
-from .base import Draft, Drafter, DraftSession, Sampling
+from .base import Draft, DraftBatch, Drafter, DraftSession, Sampling, start_rows
 
 
 @dataclass(frozen=True)
@@ -37,15 +37,28 @@ class ComposedDrafter:
     def __post_init__(self) -> None:
         if not self.drafters:
             raise SpecdecError("a composed drafter needs at least one drafter, got none")
-        limits = self.longest or [None] * len(self.drafters)
+        limits = self.limits
         if len(limits) != len(self.drafters) or any(n is not None and n < 1 for n in limits):
             raise SpecdecError(
                 f"longest must have a number >= 1 or None for each of {len(self.drafters)} drafters, got {limits}"
             )
 
+    @property
+    def limits(self) -> Sequence[int | None]:
+        return self.longest or [None] * len(self.drafters)
+
     def start(self, vocabulary: int) -> ComposedSession:
-        limits = self.longest or [None] * len(self.drafters)
-        return ComposedSession([drafter.start(vocabulary) for drafter in self.drafters], limits)
+        return ComposedSession([drafter.start(vocabulary) for drafter in self.drafters], self.limits)
+
+    def start_batch(self, rows: int, vocabulary: int) -> ComposedBatch:
+        return ComposedBatch([start_rows(drafter, rows, vocabulary) for drafter in self.drafters], self.limits)
+
+    def with_confidence(self, threshold: float) -> ComposedDrafter:
+        """The threshold goes to those of the drafters that have a confidence."""
+        drafters = [d.with_confidence(threshold) if hasattr(d, "with_confidence") else d for d in self.drafters]
+        if all(a is b for a, b in zip(drafters, self.drafters, strict=True)):
+            raise SpecdecError("none of these drafters knows a confidence that a threshold could end a draft by")
+        return ComposedDrafter(drafters, self.longest)
 
 
 class ComposedSession:
@@ -58,3 +71,23 @@ class ComposedSession:
             if draft.tokens:
                 return draft
         return Draft([])
+
+
+class ComposedBatch:
+    def __init__(self, batches: list[DraftBatch], limits: Sequence[int | None]):
+        self.batches, self.limits = batches, limits
+
+    def propose(
+        self, prefixes: list[list[int]], gammas: list[int], samplings: list[Sampling], randoms: list[Random]
+    ) -> list[Draft]:
+        drafts = [Draft([]) for _ in prefixes]
+        for batch, limit in zip(self.batches, self.limits, strict=True):
+            wanted = [0 if d.tokens else min(gamma, limit or gamma) for d, gamma in zip(drafts, gammas, strict=True)]
+            if any(n > 0 for n in wanted):
+                found = batch.propose(prefixes, wanted, samplings, randoms)
+                drafts = [a if a.tokens else b for a, b in zip(drafts, found, strict=True)]
+        return drafts
+
+    def keep(self, rows: list[int]) -> None:
+        for batch in self.batches:
+            batch.keep(rows)

@@ -77,6 +77,17 @@ class Cache:
     def capacity(self) -> int:
         return self.keys.shape[3]
 
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor, at: torch.Tensor | None) -> None:
+        """Store `[batch, n, kv_heads, head_dim]` after `length`, or in each row at its positions `at` [batch, n]."""
+        if at is None:
+            end = self.length + keys.shape[1]
+            self.keys[layer, :, :, self.length : end] = keys.transpose(1, 2)
+            self.values[layer, :, :, self.length : end] = values.transpose(1, 2)
+        else:
+            rows = torch.arange(len(at), device=at.device)[:, None]
+            self.keys[layer, rows, :, at] = keys
+            self.values[layer, rows, :, at] = values
+
     def reserve(self, needed: int) -> None:
         """Make room for `needed` positions, keeping what is there."""
         if needed <= self.capacity:
@@ -159,8 +170,14 @@ class FastLlama:
     def new_cache(self, batch: int, capacity: int) -> Cache:
         return Cache(len(self.layers), batch, self.kv_heads, capacity, self.head_dim, self.embedding)
 
-    def hidden(self, ids: torch.Tensor, cache: Cache) -> torch.Tensor:
-        """Feed `ids` [batch, n] after what the cache holds; returns final hidden states [batch, n, width]."""
+    def hidden(
+        self, ids: torch.Tensor, cache: Cache, layers: int | None = None, starts: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Feed `ids` [batch, n] after what the cache holds; returns final hidden states [batch, n, width].
+
+        With `layers` only the first ones run: the other layers' keys and values of these positions are not written.
+        With `starts` [batch] each row has its own length, at most `cache.length`: its ids are written from there on.
+        """
         batch, n = ids.shape
         if n == 0:
             return self.embedding.new_zeros(batch, 0, self.embedding.shape[1])
@@ -169,17 +186,22 @@ class FastLlama:
         self._rope(end)
         heads, kv, dim = self.heads, self.kv_heads, self.head_dim
         group, half = heads // kv, dim // 2
-        cos, sin = self._cos[start:end, None], self._sin[start:end, None]
-        mask = None
-        if n > 1:  # query j of the block sees everything up to its own position
-            mask = torch.ones(n, end, dtype=torch.bool, device=ids.device).tril(start).repeat(group, 1)
+        at = mask = None
+        if starts is None:
+            cos, sin = self._cos[start:end, None], self._sin[start:end, None]
+            if n > 1:  # query j of the block sees everything up to its own position
+                mask = torch.ones(n, end, dtype=torch.bool, device=ids.device).tril(start).repeat(group, 1)
+        else:
+            at = starts[:, None] + torch.arange(n, device=ids.device)
+            cos, sin = self._cos[at][:, :, None], self._sin[at][:, :, None]
+            seen = torch.arange(end, device=ids.device) <= at[:, :, None]
+            mask = seen.repeat(1, group, 1)[:, None]
         x = self.embedding[ids if self.token_index is None else self.token_index[ids]]
-        for i, (norm1, qkv, out, norm2, gate_up, down) in enumerate(self.layers):
+        for i, (norm1, qkv, out, norm2, gate_up, down) in enumerate(self.layers[:layers]):
             y = qkv(F.rms_norm(x, (x.shape[-1],), norm1, self.eps)).view(batch, n, heads + 2 * kv, dim)
             qk = y[:, :, : heads + kv]
             qk = qk * cos + torch.cat([qk[..., half:], qk[..., :half]], -1) * sin
-            cache.keys[i, :, :, start:end] = qk[:, :, heads:].transpose(1, 2)
-            cache.values[i, :, :, start:end] = y[:, :, heads + kv :].transpose(1, 2)
+            cache.write(i, qk[:, :, heads:], y[:, :, heads + kv :], at)
             # the query heads that share a key head become extra rows of it
             q = (
                 qk[:, :, :heads]
@@ -202,9 +224,13 @@ class FastLlama:
         hidden = self.hidden(ids, cache)
         if last == 0:
             return hidden.new_zeros(ids.shape[0], 0, self.config.vocab_size)
-        scores = self.head(hidden[:, hidden.shape[1] - last :])
+        return self.scores(hidden[:, hidden.shape[1] - last :])
+
+    def scores(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits `[..., vocabulary]` of final hidden states `[..., width]`."""
+        scores = self.head(hidden)
         if self.shortlist is None:
             return scores
-        full = scores.new_full((*scores.shape[:2], self.config.vocab_size), float("-inf"))
+        full = scores.new_full((*scores.shape[:-1], self.config.vocab_size), float("-inf"))
         full[..., self.shortlist] = scores
         return full

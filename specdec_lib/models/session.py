@@ -4,6 +4,7 @@ The only module that knows how transformers keeps its cache.  What it relies on,
 `tests/test_session.py` on the oldest and the newest release that `pyproject.toml` admits:
 
 * `DynamicCache(config=...)` fits the model, and its `crop(-n)` removes the last `n` positions;
+* its `layers` hold `keys` and `values` `[batch, heads, n, dim]`, and `batch_select_indices` picks rows;
 * `forward` takes that cache as `cache=` (5.24 and later) or as `past_key_values=` (before).
 """
 
@@ -60,6 +61,11 @@ class FastSession:
     def feed(self, ids: torch.Tensor, last: int = 1) -> torch.Tensor:
         return self.model.logits(ids, self.cache, last)
 
+    @torch.inference_mode()
+    def early(self, ids: torch.Tensor, layers: int) -> torch.Tensor:
+        """Let the first `layers` layers alone read `ids` [batch, n]; the logits `[batch, n, V]` that they give."""
+        return self.model.scores(self.model.hidden(ids, self.cache, layers))
+
     def rollback(self, length: int) -> None:
         _check_rollback(length, self.length)
         self.cache.length = length
@@ -73,18 +79,19 @@ class TransformersSession:
 
         self.model = model
         self.cache = DynamicCache(config=model.config)
-        name = type(model).__name__
+        inner = getattr(model, "_orig_mod", model)  # what torch.compile wraps
+        name = type(inner).__name__
         if any(getattr(self.cache, "is_sliding", [])) or any(getattr(self.cache, "is_linear", [])):
             raise SpecdecError(
                 f"{name} keeps a sliding-window or recurrent state, which cannot be rolled back here: "
                 "use a model with full attention"
             )
-        parameters = inspect.signature(model.forward).parameters
+        parameters = inspect.signature(inner.forward).parameters
         keywords = [k for k in ("cache", "past_key_values") if k in parameters]
         if not keywords:
             raise SpecdecError(f"{name} takes no cache in its forward pass: use a decoder-only language model")
         self._keyword = keywords[0]
-        self._keeps_logits = "logits_to_keep" in parameters
+        self._known = set(parameters)
 
     @property
     def length(self) -> int:
@@ -96,18 +103,38 @@ class TransformersSession:
 
     @torch.inference_mode()
     def feed(self, ids: torch.Tensor, last: int = 1) -> torch.Tensor:
-        keep = {"logits_to_keep": max(last, 1)} if self._keeps_logits else {}
-        out = self.model(input_ids=ids, use_cache=True, **{self._keyword: self.cache}, **keep)
-        return out.logits[:, out.logits.shape[1] - last :]
+        logits = self.run(ids, logits_to_keep=max(last, 1))
+        return logits[:, logits.shape[1] - last :]
+
+    def run(self, ids: torch.Tensor, **options: Any) -> torch.Tensor:
+        """One forward pass over `ids` [batch, n]; the logits `[batch, m, V]` that the model returns.
+
+        Options that its `forward` has no name for are left out: `logits_to_keep` only saves work, and a model without
+        `position_ids` finds positions from the attention mask.
+        """
+        known = {name: value for name, value in options.items() if name in self._known}
+        return self.model(input_ids=ids, use_cache=True, **{self._keyword: self.cache}, **known).logits
 
     def rollback(self, length: int) -> None:
         _check_rollback(length, self.length)
         if length < self.length:
             self.cache.crop(length - self.length)
 
+    def select(self, columns: torch.Tensor) -> None:
+        """Keep, in each row, the positions `columns` [batch, m] of the cache, in this order."""
+        for layer in self.cache.layers:
+            for name in ("keys", "values"):
+                held = getattr(layer, name)
+                index = columns[:, None, :, None].expand(-1, held.shape[1], -1, held.shape[3])
+                setattr(layer, name, held.gather(2, index))
+
 
 def open_session(model: Any, batch: int = 1, capacity: int = 512) -> Session:
     """An empty session on a `FastLlama` or on a transformers model."""
     if isinstance(model, FastLlama):
         return FastSession(model, batch, capacity)
+    if getattr(model.config, "is_encoder_decoder", False):
+        from .seq2seq import EncoderDecoderSession
+
+        return EncoderDecoderSession(model, batch)
     return TransformersSession(model)
