@@ -1,0 +1,87 @@
+"""What the cases compare with: a slow decoder that is obviously right, and the exact law of what ours writes."""
+
+from collections import defaultdict
+from unittest.mock import patch
+
+import torch
+
+from specdec_lib.audit.enumeration import runs
+from specdec_lib.drafters import Sampling
+from specdec_lib.models import open_session
+from specdec_lib.models.fast import FastLlama
+
+NOWHERE = float("-inf")
+
+
+def slow_scores(model, ids, start, ends=(), min_new=0, processors=()):
+    """Processed logits `[V]` of the token after the text `ids`, which is read anew from its beginning."""
+    with torch.no_grad():
+        fast = isinstance(model, FastLlama)
+        logits = open_session(model).feed(torch.tensor([ids])) if fast else model(torch.tensor([ids])).logits
+    scores = logits[:, -1].clone()
+    if len(ids) - start < min_new:
+        scores[:, list(ends)] = NOWHERE
+    for processor in processors:
+        scores = processor(torch.tensor([ids]), scores)
+    return scores[0]
+
+
+def slow_greedy(model, prompt, n, ends=(), min_new=0, stop=(), criteria=(), processors=(), decode=None):
+    """The most probable token, one at a time, all rules asked after each: what every decoder must write."""
+    ids, start = list(prompt), len(prompt)
+    while len(ids) - start < n:
+        ids.append(int(slow_scores(model, ids, start, ends, min_new, processors).argmax()))
+        told = [bool(criterion(torch.tensor([ids]), None)) for criterion in criteria]
+        if ids[-1] in ends or any(told) or any(s in decode(ids[start:]) for s in stop):
+            break
+    return ids[start:]
+
+
+def slow_law(model, prompt, n, sampling=None, ends=(), min_new=0, processors=()):
+    """`{tokens: probability}` of sampling one token at a time: the product of the target's laws."""
+    sampling, law, start = sampling or Sampling(1.0), {}, len(prompt)
+
+    def extend(ids, weight):
+        if len(ids) - start == n or (len(ids) > start and ids[-1] in ends):
+            law[tuple(ids[start:])] = weight
+            return
+        next_law = sampling.law(slow_scores(model, ids, start, ends, min_new, processors))
+        for token, p in enumerate(next_law.tolist()):
+            if p > 0:
+                extend([*ids, token], weight * p)
+
+    extend(list(prompt), 1.0)
+    return law
+
+
+def law_of(write):
+    """`{result: probability}` of a decoder that draws: `write()` is run once for every way its draws can fall."""
+
+    def once(generator):
+        def choose(law, uniform):
+            return generator._path.choose([float(p) for p in law])
+
+        with (
+            patch("specdec_lib.rounds.draw_count", choose),
+            patch("specdec_lib.rounds.inverse_cdf", choose),
+            patch("specdec_lib.drafters.model.inverse_cdf", choose),
+        ):
+            return write()
+
+    law = defaultdict(float)
+    for weight, result in runs(once):
+        law[result] += weight
+    return law
+
+
+def total_variation(a, b):
+    return sum(abs(a.get(k, 0.0) - b.get(k, 0.0)) for k in {*a, *b}) / 2
+
+
+def noisy(model, noise, seed=0):
+    """A draft of any quality: a model with noise on its weights."""
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(seed)
+        for weight in model.parameters():
+            weight.add_(noise * weight.std() * torch.randn_like(weight))
+    return model

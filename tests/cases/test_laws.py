@@ -1,0 +1,150 @@
+"""Reports of a wrong output law.  The law of our decoder is computed, not sampled: every way its draws can fall."""
+
+from random import Random
+from unittest.mock import patch
+
+import pytest
+from kit import law_of, slow_law, total_variation
+from transformers import NoRepeatNGramLogitsProcessor, RepetitionPenaltyLogitsProcessor, SuppressTokensLogitsProcessor
+
+import specdec_lib as sd
+from specdec_lib.drafters import Sampling
+from specdec_lib.lengths import Confidence, Constant, Heuristic
+from specdec_lib.verify import VERIFIERS, Verifier
+from specdec_lib.verify.lossy import ensemble
+
+PROMPT = [2, 1, 2, 0]
+SMALL = {"vocab_size": 3, "eos_token_id": 0, "bos_token_id": 1, "pad_token_id": 0}
+
+
+def tokens_of(pair, prompt=PROMPT, row=0, **options):
+    settings = {"gamma": 2, "max_new_tokens": 3, "temperature": 1.0, "eos": []} | options
+    return lambda: tuple(sd.generate(pair, prompt, **settings).tokens[row])
+
+
+def lookup(case):
+    return case.with_draft(sd.PromptLookupDrafter())
+
+
+def early(case):
+    return case.with_draft(sd.EarlyExitDrafter(1))
+
+
+LAWS = {
+    "https://github.com/jaymody/speculative-sampling/issues/3 - the draft took its argmax, the test used its law": {},
+    "https://github.com/huggingface/transformers/issues/47932 - tokens from the filtered law, the raw one reported": {
+        "options": {"top_k": 2, "temperature": 0.7},
+    },
+    "https://github.com/vllm-project/vllm/issues/9834 - the target verified without the request's parameters": {
+        "options": {"top_p": 0.8, "temperature": 1.3},
+    },
+    "https://github.com/huggingface/transformers/pull/28508 - tokens that the target excludes were accepted": {
+        "options": {"min_p": 0.3},
+    },
+    "https://github.com/huggingface/transformers/pull/28166 - p and q one position apart, seen from gamma = 2 on": {
+        "options": {"gamma": 3},
+    },
+    "https://github.com/ml-explore/mlx-swift-lm/pull/459 - a lookup draft kept with probability p(2 - p)": {
+        "pair": lookup,
+    },
+    "https://github.com/vllm-project/vllm-ascend/issues/7807 - block verification with the token rule's residual": {
+        "options": {"verifier": "block"},
+    },
+    "https://github.com/vllm-project/vllm/pull/26317 - min_tokens not kept at the later positions of a block": {
+        "options": {"min_new_tokens": 2, "eos": [0]},
+        "law": {"min_new": 2, "ends": (0,)},
+    },
+    "https://github.com/vllm-project/vllm/issues/22987 - a penalty that does not see the block's own tokens": {
+        "options": {"processors": [RepetitionPenaltyLogitsProcessor(3.0)]},
+        "law": {"processors": [RepetitionPenaltyLogitsProcessor(3.0)]},
+    },
+    "https://github.com/vllm-project/vllm/issues/18902 - a processor that the target's side ignores": {
+        "pair": lookup,
+        "options": {"processors": [NoRepeatNGramLogitsProcessor(3), SuppressTokensLogitsProcessor([1], "cpu")]},
+        "law": {"processors": [NoRepeatNGramLogitsProcessor(3), SuppressTokensLogitsProcessor([1], "cpu")]},
+    },
+    "https://github.com/ggml-org/llama.cpp/issues/3919 - a confidence filter; the unsure token is kept here": {
+        "options": {"gamma": Confidence(0.6, longest=3)},
+    },
+    "https://github.com/huggingface/transformers/pull/28759 - a draft length that adapts to what was accepted": {
+        "options": {"gamma": Heuristic(first=1)},
+    },
+    "https://github.com/huggingface/transformers/pull/34240 - the target's first layers as its draft": {
+        "pair": early,
+    },
+}
+
+
+@pytest.mark.parametrize("address", LAWS)
+def test_the_output_law_is_the_targets(address, tiny):
+    case = tiny(noise=0.5, **SMALL)
+    spec = LAWS[address]
+    pair = spec.get("pair", lambda case: case.pair)(case)
+    options = spec.get("options", {})
+    sampling = Sampling(**{"temperature": 1.0} | {k: v for k, v in options.items() if k in Sampling.__annotations__
+                                                  and k != "processors"})  # fmt: skip
+    expected = slow_law(case.pair.target, PROMPT, 3, sampling, **spec.get("law", {}))
+    found = law_of(tokens_of(pair, **options))
+    assert total_variation(found, expected) < 1e-12
+    assert len(expected) > 3  # there was something to get wrong
+
+
+def test_a_wrong_rule_has_another_law(tiny):
+    case = tiny(noise=0.5, **SMALL)
+    token = VERIFIERS["token"]
+    wrong = Verifier("resamples from p", token.accepted, lambda p, q, x, n: p[n], False, "")
+    assert total_variation(law_of(tokens_of(case.pair, verifier=wrong)), slow_law(case.pair.target, PROMPT, 3)) > 0.01
+
+
+def test_dropping_the_unsure_token_has_another_law(tiny):
+    """https://github.com/ggml-org/llama.cpp/pull/22506 - a draft that ends before the token it was unsure of."""
+    case = tiny(noise=0.5, **SMALL)
+
+    class Drops(sd.ModelDrafter):
+        def start(self, vocabulary):
+            session = super().start(vocabulary)
+            propose = session.propose
+
+            def shorter(*args):
+                draft = propose(*args)
+                unsure = [i for i, x in enumerate(draft.tokens) if draft.laws[i, x] < 0.6]
+                cut = unsure[0] if unsure else len(draft.tokens)
+                draft.tokens, draft.laws = draft.tokens[:cut], draft.laws[:cut]
+                return draft
+
+            session.propose = shorter
+            return session
+
+    pair = case.with_draft(Drops(case.pair.draft))
+    assert total_variation(law_of(tokens_of(pair)), slow_law(case.pair.target, PROMPT, 3)) > 0.01
+
+
+@pytest.mark.parametrize("row", [0, 1])
+def test_the_law_of_a_row_in_a_batch(row, tiny):
+    """https://github.com/huggingface/transformers/issues/32165 - rows that accept different numbers of tokens."""
+    case = tiny(noise=0.5, **SMALL)
+    prompts = [PROMPT, [2]]
+    options = {"gamma": 1, "max_new_tokens": 2, "batch_size": 2}
+    found = law_of(tokens_of(case.pair, prompts, row, **options))
+    assert total_variation(found, slow_law(case.pair.target, prompts[row], 2)) < 1e-12
+
+
+def test_a_token_of_probability_zero_is_never_kept_even_by_a_uniform_of_zero(tiny):
+    """https://github.com/sgl-project/sglang/issues/35771 - `u <= p / q` holds at u = 0 and p = 0."""
+    case = tiny(noise=2.0, **SMALL)
+    expected = slow_law(case.pair.target, PROMPT, 3, Sampling(1.0, top_k=1))
+    with patch.object(Random, "random", lambda self: 0.0):
+        for gamma in (1, 2, 3):
+            found = tokens_of(case.pair, gamma=gamma, top_k=1)()
+            assert expected.get(found, 0.0) > 0
+
+
+def test_a_mixture_whose_bonus_the_draft_cannot_give_is_refused(tiny):
+    """https://github.com/huggingface/transformers/issues/45865 - the mixture's bonus drawn from the target alone."""
+    with pytest.raises(sd.SpecdecError, match="needs the draft's law after its last token"):
+        tokens_of(tiny(**SMALL).pair, verifier=ensemble(0.5))()
+
+
+def test_a_number_and_the_constant_rule_are_the_same(tiny):
+    pair = tiny(**SMALL).pair
+    assert tokens_of(pair, gamma=3, max_new_tokens=20)() == tokens_of(pair, gamma=Constant(3), max_new_tokens=20)()
