@@ -91,6 +91,18 @@ def test_a_faulty_rule_is_found_and_not_called_a_tie(tiny):
         assert found.different > 0 and found.match_rate < 1
 
 
+def test_plain_texts_may_be_given(tiny):
+    pair = tiny("float32")
+    plain = sd.generate_plain(pair, PROMPTS, max_new_tokens=12).tokens
+    known = {"max_new_tokens": 12, "plain": plain}
+    assert greedy_identity(pair, PROMPTS, **known) == greedy_identity(pair, PROMPTS, max_new_tokens=12)
+    plain[2][5] = (plain[2][5] + 1) % 46
+    (found,) = greedy_identity(pair, PROMPTS, **known).differences
+    assert (found.position, found.tie) == (5, False)
+    with pytest.raises(sd.SpecdecError, match="3 plain texts for 4 prompts"):
+        greedy_identity(pair, PROMPTS, max_new_tokens=12, plain=plain[:3])
+
+
 def test_nothing_to_compare_is_refused(tiny):
     with pytest.raises(sd.SpecdecError, match="at least one token"):
         greedy_identity(tiny("float32"), PROMPTS, max_new_tokens=0)

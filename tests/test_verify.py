@@ -25,7 +25,7 @@ from specdec_lib.exact import (
     target_law,
 )
 from specdec_lib.exact.kill import P, Q
-from specdec_lib.verify import VERIFIERS, Verifier, get_verifier
+from specdec_lib.verify import VERIFIERS, get_verifier
 from specdec_lib.verify.lossy import BONUSES, RESIDUALS, ensemble, lenience, lenience_greedy, threshold, typical
 from specdec_lib.verify.multidraft import DRAWS, TreeVerifier, accepted, correction, recursive, top_k
 
@@ -60,7 +60,7 @@ def all_rules(exact):
 def lossy_rules():
     return [
         *(lenience(level, residual_of) for level in (F(1), F(1, 3)) for residual_of in RESIDUALS),
-        *(ensemble(w, bonus) for w in (F(0), F(3, 4)) for bonus in BONUSES),
+        *(ensemble(w, bonus) for w in (F(0), F(3, 4)) for bonus in ("mixture", "target")),
         lenience_greedy(F(1, 2)),
         typical(),
     ]
@@ -240,31 +240,26 @@ def test_ensemble_at_the_published_laws():
         assert float(total_variation(law, P)) == pytest.approx(printed, abs=5e-5)
 
 
-def without_the_next_law(rule):
-    """The rule as a decoder calls it whose drafts end with their last token: `q` has `g` rows."""
-    return Verifier(
-        rule.name,
-        lambda p, q, x: rule.accepted(p, q[: len(x)], x),
-        lambda p, q, x, n: rule.correction(p, q[: len(x)], x, n),
-        rule.lossless,
-        rule.source,
-    )
-
-
 @quick(max_examples=15)
 @given(seeds, st.sampled_from([F(0), F(1, 2), F(1)]), st.integers(1, 3), st.sampled_from([None, 0]))
-def test_ensemble_goes_without_bonus_where_the_next_law_is_not_given(seed, w, gamma, end):
+def test_ensemble_without_a_bonus_writes_the_mixture_too(seed, w, gamma, end):
     """With an end token drafts vary in length: a last token that were set aside unread would bias the law."""
     target, draft = random_pair("partial", 3, seed, end)
     mixed = mixture(target, draft, w)
-    rule = without_the_next_law(ensemble(w))
-    law = output_law(rule, target, draft, gamma, 3)
+    law = output_law(ensemble(w, "none"), target, draft, gamma, 3)
     assert distance(law.sequences, target_law(mixed, 3)) == 0
     assert law.histogram[gamma] == 0  # a kept last token counts as the one that follows
     # drafts cut to what can be used: nothing is drafted for the last token, and it is the target's
-    capped = output_law(rule, target, draft, gamma, 3, cap=True).sequences
+    capped = output_law(ensemble(w, "none"), target, draft, gamma, 3, cap=True).sequences
     last_from_target = TabularModel(3, lambda s: (target if len(s) == 2 else mixed).law(s), end)
     assert distance(capped, target_law(last_from_target, 3)) == 0
+
+
+def test_ensemble_needs_the_next_draft_law_for_its_bonus():
+    p, q = laws(2, 3, 0, False), laws(1, 3, 1, False)
+    with pytest.raises(SpecdecError, match="g \\+ 1 rows"):
+        ensemble(F(1, 2)).correction(p, q, [0], 1)
+    assert sum(ensemble(F(1, 2), "none").correction(p, q, [0], 0)) == 1
 
 
 @quick(max_examples=25)

@@ -138,6 +138,7 @@ def greedy_identity(
     max_new_tokens: int = 64,
     tolerance: float | None = None,
     verifier: str | Verifier = "token",
+    plain: Sequence[Sequence[int]] | None = None,
 ) -> Identity:
     """Decode each prompt greedily with and without the draft, and say where the texts part.
 
@@ -148,18 +149,21 @@ def greedy_identity(
         tolerance: the largest gap in logits that counts as rounding.  None measures it on the texts that part: where
             they do the gap has changed its sign, so it was at most what `rounding` finds, and the pass that judges
             it moves it once more; twice that, and at least `TIE`.
+        plain: what `generate_plain` writes, where it is known already: one draft after another shares it.
 
     Raises:
-        SpecdecError: no token to compare; what `generate` refuses.
+        SpecdecError: no token to compare; plain texts of other prompts; what `generate` refuses.
     """
     if max_new_tokens < 1:
         raise SpecdecError(f"max_new_tokens is {max_new_tokens}: identity needs at least one token to compare")
     encoded = [pair.encode(prompt) for prompt in as_list(prompts)]
     drafted = generate(pair, encoded, gamma, max_new_tokens, verifier=verifier).tokens
-    plain = generate_plain(pair, encoded, max_new_tokens).tokens
+    plain = generate_plain(pair, encoded, max_new_tokens).tokens if plain is None else plain
+    if len(plain) != len(encoded):
+        raise SpecdecError(f"{len(plain)} plain texts for {len(encoded)} prompts: give one of each, or none")
     texts = list(zip(encoded, plain, drafted, strict=True))
     if tolerance is None:
-        moved = [rounding(pair.target, ids, a, gamma + 1) for ids, a, b in texts if a != b]
+        moved = [rounding(pair.target, ids, a, gamma + 1) for ids, a, b in texts if list(a) != b]
         tolerance = max([TIE, *(2 * change for change in moved)])
     found = [compare(pair.target, ids, a, b, tolerance) for ids, a, b in texts]
     tokens = sum(len(text) if d is None else d.position for text, d in zip(plain, found, strict=True))

@@ -6,7 +6,7 @@ They are made by a function of their parameter and are verifiers like any other:
 |---|---|
 | `lenience(l)` | no token above `p(x) / l`; which law depends on a residual that the paper leaves open |
 | `lenience_greedy(l)` | temperature 0; no law, a text of tokens with at least `l` times the largest probability |
-| `ensemble(w)` | exactly the mixture `w p + (1 - w) q` |
+| `ensemble(w)`, `ensemble(w, bonus="none")` | exactly the mixture `w p + (1 - w) q` |
 | `ensemble(w, bonus="target")` | the mixture at drafted positions, `p` at the bonus: depends on where blocks end |
 | `typical()` | none that can be named: it depends on what was drafted |
 
@@ -40,7 +40,7 @@ from . import Verifier
 from .block import number
 
 RESIDUALS = ("p-q", "p-lq")
-BONUSES = ("mixture", "target")
+BONUSES = ("mixture", "target", "none")
 
 
 @dataclass(frozen=True)
@@ -193,10 +193,11 @@ def ensemble(w: Any, bonus: str = "mixture") -> LossyVerifier:
     `max(v - q, 0)` is `w max(p - q, 0)`, the usual one after normalisation.
 
     * `bonus="mixture"`: the token after the draft comes from `v` as well.  The output law is exactly that of the
-      model `v`, at total variation `(1 - w) TV(p, q)` per token.  It needs the draft's law at one position more, the
-      last of `g + 1` rows of `q`.  Where `q` has `g` rows, as in the decoder, there is no bonus: a round ends with
-      its last draft token, kept (and counted as the token that follows) or replaced, and writes `g` tokens at most.
-      Where nothing was drafted there is no mixture, and the token is the target's.
+      model `v`, at total variation `(1 - w) TV(p, q)` per token.  `q` must have `g + 1` rows: the draft is asked for
+      its law at one position more.
+    * `bonus="none"`: the same law without that row.  A round ends with its last draft token, kept (it counts as the
+      token that follows) or replaced, so it writes `g` tokens at most.  Where nothing was drafted there is no
+      mixture, and the token is the target's.
     * `bonus="target"`: that token comes from `p`, as `transformers` does with `assistant_ensemble_weight`
       (transformers issue 45865).  The output law is neither p nor v, and changes with gamma.
 
@@ -207,7 +208,7 @@ def ensemble(w: Any, bonus: str = "mixture") -> LossyVerifier:
     >>> p, q = np.array([[0.25, 0.75]] * 2), np.array([[0.5, 0.5]] * 2)
     >>> ensemble(0.5).accepted(p, q, [0])
     [0.25, 0.75]
-    >>> ensemble(0.5).accepted(p, q[:1], [0]), ensemble(0.5).correction(p, q[:1], [0], 0).tolist()
+    >>> ensemble(0.5, "none").accepted(p, q, [0]), ensemble(0.5, "none").correction(p, q, [0], 0).tolist()
     ([1.0, 0], [0.75, 0.25])
     """
     if not 0 <= w <= 1:
@@ -221,22 +222,24 @@ def ensemble(w: Any, bonus: str = "mixture") -> LossyVerifier:
     def keeps(p: Array, q: Array) -> Array:
         return share(mixture(p, q), q)
 
-    def no_bonus(q: Array, x: Sequence[int]) -> bool:
-        return bonus == "mixture" and len(x) > 0 and len(q) == len(x)
-
     def accepted(p: Array, q: Array, x: Sequence[int]) -> list:
         law = token_by_token(keeps)(p, q, x)
-        return [*law[:-2], law[-2] + law[-1], 0] if no_bonus(q, x) else law
+        return [*law[:-2], law[-2] + law[-1], 0] if bonus == "none" and len(x) else law
 
     def correction(p: Array, q: Array, x: Sequence[int], n: int) -> Array:
-        if n == len(x):
-            return p[n] if bonus == "target" or q is None or len(q) == n else mixture(p[n], q[n])
-        law = residual(p[n], q[n])
-        if n == len(x) - 1 and no_bonus(q, x):
-            a = number(keeps(p[n], q[n])[x[n]])
-            law = (1 - a) * law
-            law[x[n]] = law[x[n]] + a
-        return law
+        if n < len(x):
+            law = residual(p[n], q[n])
+            if bonus == "none" and n == len(x) - 1:
+                a = number(keeps(p[n], q[n])[x[n]])
+                law = (1 - a) * law
+                law[x[n]] = law[x[n]] + a
+            return law
+        if bonus != "mixture":
+            return p[n]
+        if len(q) == len(x):
+            raise SpecdecError("ensemble with its bonus from the mixture needs the draft's law after its last token: "
+                               "pass q with g + 1 rows, or use bonus='none' or bonus='target'")  # fmt: skip
+        return mixture(p[n], q[n])
 
     source = "DIVERSE, arXiv 2604.07622"
     return LossyVerifier(f"ensemble({w}, {bonus})", accepted, correction, w == 1, source, keeps, residual)
