@@ -19,7 +19,7 @@ from ..load import default_draft, load_drafter
 from ..models import drafts
 from ..models.drafts import packaged_drafts, target_hash
 from ..models.fast import PackedLinear, packed_linears_available
-from ..models.pair import PACKAGED, Pair, end_tokens, fast, load_tokenizer, load_transformers
+from ..models.pair import PACKAGED, Pair, end_tokens, fast, is_encoder_decoder, load_tokenizer, load_transformers
 
 PACKABLE = (torch.float32, torch.bfloat16)  # what oneDNN lays out on every x86 CPU
 
@@ -31,6 +31,7 @@ class PackedModule(torch.nn.Module):
         super().__init__()
         bias = None if linear.bias is None else linear.bias.detach()
         self.multiply = PackedLinear(linear.weight.detach(), bias)
+        self.weight = linear.weight.detach().new_empty(0)  # T5 asks its layers for their dtype
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.multiply(x)
@@ -122,7 +123,9 @@ def load_contest(
         refusal = f"transformers' assisted generation takes a model or prompt lookup, not a {type(drafter).__name__}"
     for theirs in [model] if assistant is None else [model, assistant]:
         pack_linears(theirs)
-        theirs.generation_config = GenerationConfig()  # no end of text, truncation or penalty but what a run asks for
+        # no end of text, truncation or penalty but what a run asks for
+        start = {"decoder_start_token_id": theirs.config.decoder_start_token_id} if is_encoder_decoder(theirs) else {}
+        theirs.generation_config = GenerationConfig(**start)
     return Contest(pair, replace(pair, tokenizer=None), model, ends, assistant, lookup, refusal, remark)
 
 

@@ -56,7 +56,8 @@ def load_prompts(
             larger one chooses.
         seed: of that choice.
         split: of a hub data set, for example `test` or `test[:100]`; files have none.
-        column: where the prompt is, text or messages; None looks for `messages`, then `prompt`.
+        column: where the prompt is, text or messages, `a.b` for `b` inside `a`; None looks for `messages`, then
+            `prompt`.
 
     Raises:
         SpecdecError: no such file or data set, nothing in it, a row that cannot be used (with its line), an id that
@@ -103,7 +104,8 @@ def _refuse_repeated_ids(prompts: list[Prompt]) -> None:
 
 def _prompt(where: str, row: dict[str, Any], column: str | None) -> Prompt:
     """The row as a prompt; `where` names it in errors."""
-    content = next((row[name] for name in ([column] if column else ["messages", "prompt"]) if name in row), None)
+    names = [column] if column else ["messages", "prompt"]
+    content = next((value for name in names if (value := _value(row, name)) is not None), None)
     if content is None:
         wanted = f'no "{column}"' if column else 'neither "prompt" nor "messages"'
         raise SpecdecError(f"{where}: {wanted} in this row, which has {', '.join(row)}: add it or name the column")
@@ -119,6 +121,18 @@ def _prompt(where: str, row: dict[str, Any], column: str | None) -> Prompt:
         raise SpecdecError(f"{where}: the last message is the {messages[-1]['role']}'s: end with one of the user's")
     turns = [{"role": message["role"], "content": message["content"]} for message in messages]
     return Prompt(str(row["id"]), str(row["kind"]), turns)
+
+
+def _value(row: dict[str, Any], column: str) -> Any:
+    """`row[column]`, or what `a.b` leads to; None where there is nothing.
+
+    >>> _value({"translation": {"en": "a house"}}, "translation.en")
+    'a house'
+    """
+    if column in row:
+        return row[column]
+    first, _, rest = column.partition(".")
+    return _value(row[first], rest) if rest and isinstance(row.get(first), dict) else None
 
 
 def _is_message(message: Any) -> bool:

@@ -28,7 +28,7 @@ from ..audit.identity import compare
 from ..decode import Round, check_lengths, generate, generate_plain
 from ..drafters import Sampling
 from ..errors import SpecdecError
-from ..models.pair import context_length
+from ..models.pair import context_length, is_encoder_decoder
 from .costs import FEWEST, Estimate, synchronise
 from .packed import Contest
 from .prompts import Prompt
@@ -193,7 +193,8 @@ def _run_transformers(
         )
         helper = {"assistant_model": contest.assistant}
     device = contest.target.device
-    prompt = torch.tensor([ids], device=device)
+    two = is_encoder_decoder(contest.target)
+    prompt = torch.tensor([ids[:-1] if two else ids], device=device)  # an encoder-decoder's ends in the start marker
     watch = _FirstToken()
     with _only_errors_are_said(), torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
@@ -204,7 +205,7 @@ def _run_transformers(
         )
         synchronise(device)
         end = perf_counter()
-    return Run(end - start, watch.times[1] - start, out[0, len(ids) :].tolist(), [])
+    return Run(end - start, watch.times[1] - start, out[0, 1 if two else len(ids) :].tolist(), [])
 
 
 @contextmanager

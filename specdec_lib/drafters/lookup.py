@@ -6,6 +6,7 @@ The idea is Apoorv Saxena's prompt lookup decoding (2023).  A draft is certain, 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import takewhile
 from random import Random
 
 from ..errors import SpecdecError
@@ -35,11 +36,12 @@ class PromptLookupDrafter:
             )
 
     def start(self, vocabulary: int) -> LookupSession:
-        return LookupSession(self.max_ngram, self.min_ngram)
+        return LookupSession(self.max_ngram, self.min_ngram, vocabulary)
 
 
 class LookupSession:
-    def __init__(self, longest: int, shortest: int):
+    def __init__(self, longest: int, shortest: int, vocabulary: int):
+        self.vocabulary = vocabulary
         self.sizes = range(longest, shortest - 1, -1)
         self.after: dict[tuple[int, ...], int] = {}  # n-gram -> position after its last occurrence
         self.indexed = 0  # n-grams that end before this position are in `after`
@@ -53,5 +55,6 @@ class LookupSession:
         self.indexed = max(self.indexed, len(prefix) - 1)
         for size in self.sizes:
             if size <= len(prefix) and (start := self.after.get(tuple(prefix[-size:]))):
-                return Draft(prefix[start : start + gamma])
+                found = prefix[start : start + gamma]  # up to what is no token: an encoder-decoder's start marker
+                return Draft(list(takewhile(lambda token: token < self.vocabulary, found)))
         return Draft([])

@@ -42,7 +42,8 @@ class Pair:
     def encode(self, prompt: Any) -> list[int]:
         """Token ids of a prompt: a text, chat messages, or ids (returned as they are).
 
-        A text becomes a user's turn where the tokenizer has a chat template, and is taken as it stands elsewhere.
+        A text becomes a user's turn where the tokenizer has a chat template, and is taken as it stands elsewhere; so
+        is a single turn.  For an encoder-decoder the ids are the source, and the start marker is put after them.
         """
         if isinstance(prompt, torch.Tensor):
             prompt = prompt.tolist()
@@ -53,9 +54,14 @@ class Pair:
         else:
             raise SpecdecError("empty or unreadable prompt: give a text, chat messages or token ids")
         size = vocabulary_size(self.target)
+        marker = [start_marker(self.target)] if is_encoder_decoder(self.target) else []
+        if marker and ids[-1:] == marker:
+            ids = ids[:-1]  # it was encoded before
         if bad := [i for i in ids if not 0 <= i < size]:
             raise SpecdecError(f"token id {bad[0]} in the prompt is outside the target's vocabulary of {size}")
-        return ids
+        if not ids:
+            raise SpecdecError("empty prompt: give a source of at least one token")
+        return ids + marker
 
     def _encode_text(self, prompt: str | list[dict]) -> list[int]:
         if self.tokenizer is None:
@@ -67,13 +73,22 @@ class Pair:
             messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
             text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
             return self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        if not isinstance(prompt, str):
+        if len(texts) > 1:
             raise SpecdecError("chat messages need a tokenizer with a chat template: give a plain text instead")
-        return self.tokenizer(prompt)["input_ids"]
+        return self.tokenizer(texts[0])["input_ids"]
 
 
 def vocabulary_size(model: Any) -> int:
     return model.config.get_text_config().vocab_size
+
+
+def is_encoder_decoder(model: Any) -> bool:
+    return bool(getattr(model.config, "is_encoder_decoder", False))
+
+
+def start_marker(model: Any) -> int:
+    """What stands between the source and the output of an encoder-decoder: the id one past the vocabulary."""
+    return vocabulary_size(model)
 
 
 def context_length(model: Any) -> int:
@@ -94,6 +109,10 @@ def end_tokens(pair: Pair) -> list[int]:
 def check_vocabulary(target: Any, draft: Any) -> None:
     if not hasattr(draft, "config"):
         return
+    kinds = ("the target is", "the draft is")
+    if is_encoder_decoder(target) != is_encoder_decoder(draft):
+        this, other = kinds if is_encoder_decoder(target) else kinds[::-1]
+        raise SpecdecError(f"{this} an encoder-decoder and {other} not: use two of one kind, or PromptLookupDrafter()")
     t, d = vocabulary_size(target), vocabulary_size(draft)
     if t != d:
         raise SpecdecError(
@@ -125,8 +144,11 @@ def device_and_dtype(device: str | None, dtype: str | torch.dtype | None) -> tup
 
 
 def load_transformers(name: str | os.PathLike, device: str | None = None, dtype: Any = None) -> Any:
-    """A transformers causal language model from the packaged name, a folder or a hub id, in eval mode."""
-    from transformers import AutoModelForCausalLM
+    """A transformers language model, decoder or encoder-decoder, from the packaged name, a folder or a hub id.
+
+    In eval mode.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
     from transformers.utils import logging as transformers_logging
 
     from . import shortlist  # noqa: F401 - makes the drafts' architecture known to transformers
@@ -136,7 +158,8 @@ def load_transformers(name: str | os.PathLike, device: str | None = None, dtype:
     bar = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=kind)
+        two = getattr(AutoConfig.from_pretrained(source), "is_encoder_decoder", False)
+        model: Any = (AutoModelForSeq2SeqLM if two else AutoModelForCausalLM).from_pretrained(source, dtype=kind)
     except Exception as error:
         if str(name) == PACKAGED:
             packaged.verify(Path(source))  # says what is damaged and how to mend it
