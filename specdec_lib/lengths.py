@@ -149,8 +149,8 @@ class Fastest:
 
 
 class _FastestSchedule:
-    MEMORY = 0.97  # what a round's verdicts still weigh one round later: an average over some thirty rounds
-    RECENT = 9  # timings that a median is taken over
+    MEMORY = 0.985  # what a verdict still weighs one round later: an average over some seventy rounds
+    RECENT = 31  # timings that a median is taken over
     PATIENCE = 12  # rounds without a draft before one is tried again
 
     def __init__(self, first: int, longest: int):
