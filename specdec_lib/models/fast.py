@@ -154,6 +154,11 @@ class FastLlama:
         self._rope_source = model.model.rotary_emb
         self._cos = self._sin = torch.empty(0)
         self._rope(256)
+        self.recorder: Any = None  # on a GPU, what replays short passes
+        if self.device.type == "cuda":
+            from .graphs import Recorder
+
+            self.recorder = Recorder(self)
 
     def _rope(self, length: int) -> None:
         if len(self._cos) < length:

@@ -47,7 +47,9 @@ class FastSession:
 
     def __init__(self, model: FastLlama, batch: int = 1, capacity: int = 512):
         self.model = model
-        self.cache = model.new_cache(batch, capacity)
+        lent = model.recorder.lend(self, capacity) if model.recorder is not None and batch == 1 else None
+        self.recorder = model.recorder if lent is not None else None
+        self.cache = model.new_cache(batch, capacity) if lent is None else lent
 
     @property
     def length(self) -> int:
@@ -59,6 +61,8 @@ class FastSession:
 
     @torch.inference_mode()
     def feed(self, ids: torch.Tensor, last: int = 1) -> torch.Tensor:
+        if self.recorder is not None and (logits := self.recorder.feed(ids)) is not None:
+            return logits[:, ids.shape[1] - last :]
         return self.model.logits(ids, self.cache, last)
 
     @torch.inference_mode()
