@@ -130,14 +130,14 @@ def ours(
 ) -> Sampler:
     """Our decoder: the first `length` new tokens after `prompt`, or fewer where `end` comes.
 
-    At least `gamma + 1` tokens are decoded, since the last rounds of a text draft less: of the first token alone
-    nothing would be drafted.
+    The last token of a text is never drafted, so two are decoded also where one is tested.  Full drafts and the bonus
+    token after them are tested where `length` exceeds `gamma`.
 
     Args:
         pair: target and draft; without a draft it decodes plainly.  `remember.remembering(pair)` saves most passes.
         settings: what else `generate` takes; the temperature is 1 unless given.
     """
-    decoded = length if pair.draft is None else max(length, gamma + 1)
+    decoded = length if pair.draft is None else max(length, 2)
     fixed: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": decoded, "eos": [] if end is None else [end]}
     fixed |= settings
 
@@ -165,7 +165,7 @@ def transformers(
     """`transformers`' own `generate`, as a black box: sampling at temperature 1 unless told otherwise.
 
     Plain sampling runs as one batch.  Assisted decoding takes one text at a time, some 12 ms each on tiny models, and
-    decodes at least one token more than is drafted, as `ours` does.
+    decodes two tokens where one is tested, as `ours` does.
 
     Args:
         model: a transformers causal model.
@@ -174,15 +174,13 @@ def transformers(
         threshold: `assistant_confidence_threshold`, below which it stops; None keeps the library's default.
         settings: what else `generate` takes, such as `prompt_lookup_num_tokens` or `assistant_ensemble_weight`.
     """
-    drafted = settings.get("prompt_lookup_num_tokens", 0 if assistant is None else gamma)
-    one_by_one = drafted > 0
+    one_by_one = assistant is not None or "prompt_lookup_num_tokens" in settings
+    decoded = max(length, 2) if one_by_one else length
     # everything that generation configs may hold otherwise is set: the law must be the model's own
     fixed: dict[str, Any] = {
-        "do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "max_new_tokens": length,
+        "do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "max_new_tokens": decoded,
         "eos_token_id": end, "pad_token_id": 0,
     }  # fmt: skip
-    if one_by_one:
-        fixed["max_new_tokens"] = max(length, drafted + 1)
     fixed |= settings
     if assistant is not None:
         fixed["assistant_model"] = assistant

@@ -36,7 +36,7 @@ Law: TypeAlias = Mapping[Outcome, Any] | Sequence[float] | np.ndarray
 """Probability of each outcome: of token sequences as a dict with tuples for keys, of one token as an array."""
 
 NO_DEVIATION, DEVIATION, INCONCLUSIVE = "no deviation found", "deviation found", "inconclusive"
-TRIAL = 32  # outcomes of the three calls that show whether the sampler heeds its seed
+TRIAL = 16  # outcomes of the calls that show whether the sampler heeds its seed
 CHUNK = 250  # outcomes a call; a slow sampler should report now and then
 
 
@@ -304,7 +304,7 @@ def check_seed(draw: Callable[[int, int], Any], seed: int, longest: int) -> None
     """Raises `SpecdecError` unless a seed gives the same outcomes twice, and other seeds others.
 
     A sampler that always returns one outcome is let through: that may be the law, and if not the test says so.
-    Others repeat themselves by chance at most once in 80 times at each further seed, so four are tried.
+    Others repeat themselves by chance at most once in 60 times at each further seed, so four are tried.
     """
     first = ask(draw, TRIAL, seed, longest)
     if first != ask(draw, TRIAL, seed, longest):

@@ -37,6 +37,8 @@ class Remembered(FastLlama):
         passes: how often the model itself ran.
     """
 
+    recorder = None  # no graph to replay: mostly no pass is made
+
     def __init__(self, model: Any):
         self.model, self.config = model, model.config
         self.passes = 0

@@ -39,6 +39,7 @@ def draw_kills(axes: Axes, matrix: pd.DataFrame, checks: Mapping[str, str], cont
     """
     rows = by_survival(matrix, list(checks), controls)
     faults = len(rows) - controls
+    variations = dict(zip(matrix.index, matrix["variation"].tolist(), strict=True))
     for y, name in enumerate(rows):
         for x, check in enumerate(checks):
             rejected, control = bool(matrix.loc[name, check]), y >= faults
@@ -48,7 +49,7 @@ def draw_kills(axes: Axes, matrix: pd.DataFrame, checks: Mapping[str, str], cont
                 color=("#F2F2F2" if control else CAUGHT) if good else MISSED,
                 hatch="" if good else "///", edgecolor="white",
             )  # fmt: skip
-            word = cell_word(good, control, matrix.loc[name, "variation"] if x == 0 else None)
+            word = cell_word(good, control, variations[name] if x == 0 else None)
             axes.text(
                 x, y, word, ha="center", va="center", fontsize=8, color="#333333" if good else "white",
                 weight="normal" if good else "bold",
@@ -115,7 +116,7 @@ def draw_audits(axes: Axes, rows: Sequence[Row]) -> None:
         axes.plot(v.variation, y, marker=markers[v.exit_status], color=colour, markersize=7)
         axes.plot([v.effect, v.effect], [y - 0.36, y + 0.36], color="black", linestyle="-", linewidth=2.2)
         axes.annotate(
-            f"{v.outcome}  (p = {v.p_value:.2g}, {v.samples:,})", (1.02, y), xycoords=("axes fraction", "data"),
+            f"{v.outcome}  (p = {v.p_value:.2g}, {v.samples:,} samples)", (1.02, y), xycoords=("axes fraction", "data"),
             va="center", fontsize=9, color=colour, weight="bold" if v.exit_status == 1 else "normal",
         )  # fmt: skip
     axes.set(yticks=range(len(rows)), ylim=(len(rows) - 0.5, -0.5), xlabel="total variation from the expected law")
