@@ -15,7 +15,7 @@ import matplotlib.pyplot as plt
 import seaborn
 
 from specdec_lib.errors import SpecdecError
-from specdec_lib.report import environment, save, save_table, use_style
+from specdec_lib.report import environment, save, save_light, save_table, use_style
 
 
 @pytest.fixture(autouse=True)
@@ -90,3 +90,17 @@ def test_the_environment_names_the_machine_but_nobody():
     words = json.dumps(found)
     assert platform.node() not in words and str(Path.home()) not in words
     assert f'"{getpass.getuser()}"' not in words
+
+
+def test_a_light_image_is_a_small_png_of_the_same_figure():
+    import io
+
+    import PIL.Image
+
+    fig, axes = plt.subplots()
+    axes.plot([0, 1], [0, 1])
+    whole = io.BytesIO()
+    fig.savefig(whole, format="png", dpi=100)
+    shown = PIL.Image.open(io.BytesIO(save_light(fig, "line").data))
+    assert shown.format == "PNG" and len(shown.getcolors()) <= 64
+    assert shown.size == PIL.Image.open(whole).size

@@ -9,6 +9,6 @@ from __future__ import annotations
 
 from .claims import Claim, claim, collect
 from .environment import environment
-from .figures import save, save_table, use_style
+from .figures import save, save_light, save_table, use_style
 
-__all__ = ["Claim", "claim", "collect", "environment", "save", "save_table", "use_style"]
+__all__ = ["Claim", "claim", "collect", "environment", "save", "save_light", "save_table", "use_style"]
