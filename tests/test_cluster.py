@@ -145,6 +145,7 @@ def test_a_worker_killed_in_mid_run_loses_nothing(tmp_path, capsys, monkeypatch,
     claims = json.loads((results / "claims.json").read_text())["claims"]
     assert sorted(c["measured"] for c in claims if c["id"] == "n") == [0, 1, 2]
     assert [c["measured"] for c in claims if c["id"] == "threads"] == ["7"] * 2
+    assert {r["environment"]["threads"]["omp"] for r in records(results).values()} == {"7"}
 
     starts = [line.split() for line in (tmp_path / "notebooks" / "starts").read_text().splitlines()]
     assert [n for n, _ in starts].count("0") == 2  # the victim, and the victim again

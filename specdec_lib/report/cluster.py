@@ -116,7 +116,8 @@ def work(
         stage = Path(folder)
         record = run(job, checkout or ROOT, lambda cell: worker.log_event(topic, [job.stem, cell]), stage)
         files = {path.relative_to(stage).as_posix(): path.read_bytes() for path in stage.rglob("*") if path.is_file()}
-    return record | {"environment": environment()}, files
+    told = {"omp": threads.get("OMP_NUM_THREADS")}  # this process has dask's one thread, the notebook had not
+    return record | {"environment": environment() | {"threads": told}}, files
 
 
 def check(job: Job, root: Path, name: str) -> None:
