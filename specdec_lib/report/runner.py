@@ -44,7 +44,7 @@ PAGE = """<!DOCTYPE html>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <style>
 body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 80rem; margin: 2rem auto; padding: 0 1rem; }}
-table {{ border-collapse: collapse; }}
+table {{ border-collapse: collapse; display: block; overflow-x: auto; font-size: 85%; }}
 th, td {{ border-bottom: 1px solid #ccc; padding: .3rem .6rem; text-align: left; }}
 </style></head><body>
 {body}
