@@ -78,6 +78,9 @@ def test_a_criterion_is_asked_once_a_token_in_order(tiny):
     out = sd.generate(case.with_draft(case.pair.target), PROMPT, gamma=4, criteria=counts, eos=[])
     assert len(out.tokens[0]) == 13 and out.ended == ["criterion"]
     assert counts.seen == list(range(len(PROMPT) + 1, len(PROMPT) + 14))
+    counts = Counts()  # also about the token that ends the text for another reason, as transformers does
+    sd.generate(case.with_draft(case.pair.target), PROMPT, gamma=4, criteria=counts, eos=out.tokens[0][5:6])
+    assert counts.seen == list(range(len(PROMPT) + 1, len(PROMPT) + 2 + out.tokens[0].index(out.tokens[0][5])))
 
 
 @pytest.mark.parametrize("gamma", [1, 2, 5, 8])
