@@ -77,16 +77,18 @@ class Cache:
     def capacity(self) -> int:
         return self.keys.shape[3]
 
-    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor, at: torch.Tensor | None) -> None:
-        """Store `[batch, n, kv_heads, head_dim]` after `length`, or in each row at its positions `at` [batch, n]."""
+    def write(
+        self, layer: int, keys: torch.Tensor, values: torch.Tensor, at: tuple[torch.Tensor, torch.Tensor] | None
+    ) -> None:
+        """Store `[batch, n, kv_heads, head_dim]` after `length`, or `at` rows [batch, 1] and places [batch, n]."""
         if at is None:
             end = self.length + keys.shape[1]
             self.keys[layer, :, :, self.length : end] = keys.transpose(1, 2)
             self.values[layer, :, :, self.length : end] = values.transpose(1, 2)
         else:
-            rows = torch.arange(len(at), device=at.device)[:, None]
-            self.keys[layer, rows, :, at] = keys
-            self.values[layer, rows, :, at] = values
+            rows, places = at
+            self.keys[layer, rows, :, places] = keys
+            self.values[layer, rows, :, places] = values
 
     def reserve(self, needed: int) -> None:
         """Make room for `needed` positions, keeping what is there."""
@@ -197,9 +199,10 @@ class FastLlama:
             if n > 1:  # query j of the block sees everything up to its own position
                 mask = torch.ones(n, end, dtype=torch.bool, device=ids.device).tril(start).repeat(group, 1)
         else:
-            at = starts[:, None] + torch.arange(n, device=ids.device)
-            cos, sin = self._cos[at][:, :, None], self._sin[at][:, :, None]
-            seen = torch.arange(end, device=ids.device) <= at[:, :, None]
+            places = starts[:, None] + torch.arange(n, device=ids.device)
+            at = torch.arange(batch, device=ids.device)[:, None], places
+            cos, sin = self._cos[places][:, :, None], self._sin[places][:, :, None]
+            seen = torch.arange(end, device=ids.device) <= places[:, :, None]
             mask = seen.repeat(1, group, 1)[:, None]
         x = self.embedding[ids if self.token_index is None else self.token_index[ids]]
         for i, (norm1, qkv, out, norm2, gate_up, down) in enumerate(self.layers[:layers]):
