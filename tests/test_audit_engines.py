@@ -55,6 +55,8 @@ def test_our_decoder(six, tiny_folder):
     fast = load_model(tiny_folder("llama", seed=0, vocab_size=6), device="cpu")
     right = adapters.ours(Pair(fast, draft), PROMPT, LENGTH, end=END)
     assert audit(block.of(right), block.law, **QUICK).exit_status == 0
+    together = adapters.ours(Pair(fast, draft), PROMPT, LENGTH, gamma=2, end=END, batch_size=8)
+    assert audit(block.of(together), block.law, **QUICK).exit_status == 0
     wrong = adapters.ours(Pair(target, draft), PROMPT, LENGTH, end=END, verifier=ensemble(0.3, "target"))
     assert audit(block.of(wrong), block.law, **QUICK).exit_status == 1
 
