@@ -113,10 +113,10 @@ def test_a_draft_that_has_no_allowed_token_drafts_none(tiny):
 
     class Shortlisted(sd.ModelDrafter):
         def start(self, vocabulary):
-            session = super().start(vocabulary)
-            feed = session._feed
-            session._feed = lambda tokens: feed(tokens).index_fill(0, torch.arange(40, 46), float("-inf"))
-            return session
+            drafting = super().start(vocabulary)
+            feed = drafting.session.feed
+            drafting.session.feed = lambda ids: feed(ids).index_fill(-1, torch.arange(40, 46), float("-inf"))
+            return drafting
 
     def only_forty(ids, scores):
         return scores.index_fill(1, torch.arange(40), float("-inf"))
