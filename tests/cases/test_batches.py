@@ -5,6 +5,7 @@ import torch
 from kit import slow_greedy
 
 import specdec_lib as sd
+from specdec_lib.bench.batches import throughput
 from specdec_lib.lengths import Heuristic
 from specdec_lib.models import load_model, load_transformers
 from specdec_lib.models.batch import FastBatch, TransformersBatch, open_batch
@@ -118,3 +119,12 @@ def test_rows_of_the_packaged_pair(packaged_folder):
         difference = compare(pair.target, prompt, a, b)
         assert difference is None or difference.tie
     assert together.stats.kept > 0
+
+
+def test_the_benchmark_over_batch_sizes(tiny):
+    """https://github.com/vllm-project/vllm/issues/8439 - drafting that stopped paying in large batches, unmeasured."""
+    found = throughput(tiny().pair, PROMPTS[:4], (1, 4), new_tokens=6, gamma=3, repeats=1)
+    assert [row["batch_size"] for row in found] == [1, 4]
+    for row in found:
+        ratio = row["drafted_tokens_per_second"] / row["plain_tokens_per_second"]
+        assert row["speedup"] == pytest.approx(ratio) and 0 < row["outside_drafted"] < 1

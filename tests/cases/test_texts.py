@@ -96,6 +96,15 @@ def test_early_exit_shares_the_cache_and_leaves_no_trace(tiny):
     assert out.tokens == [slow_greedy(case.model, PROMPT, 12)]
 
 
+@pytest.mark.parametrize("gamma", [Confidence(0.3), Heuristic(), 8])
+def test_early_exit_with_adaptive_lengths(gamma, tiny):
+    """https://github.com/huggingface/transformers/pull/34240 - drafts that the target's cache must not remember."""
+    case = tiny()
+    out = sd.generate(case.with_draft(sd.EarlyExitDrafter(1)), PROMPT, gamma=gamma, max_new_tokens=30, eos=[])
+    assert out.tokens == [slow_greedy(case.model, PROMPT, 30)]
+    assert out.stats.rejected > 0
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
