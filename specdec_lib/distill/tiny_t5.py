@@ -38,7 +38,9 @@ class Recipe:
     """Everything that decides what is trained.
 
     Attributes:
-        layers: of the encoder, and as many of the decoder.
+        layers: of the encoder, which runs once a source.
+        decoder_layers: of the decoder, which runs at each step; not more than `layers`, or transformers' own `generate`
+            makes its cache too small.
         width, heads: of the model; the feed-forward layer is gated and twice as wide, as in T5 v1.1.
         steps, batch: training steps, and sentences in each.
         rate: peak learning rate.
@@ -46,6 +48,7 @@ class Recipe:
     """
 
     layers: int
+    decoder_layers: int
     width: int
     heads: int
     steps: int
@@ -55,8 +58,8 @@ class Recipe:
 
 
 RECIPES = {
-    "target": Recipe(layers=4, width=128, heads=4, steps=3000, rate=7e-4),
-    "draft": Recipe(layers=1, width=64, heads=2, steps=3000, rate=1.5e-3),
+    "target": Recipe(layers=4, decoder_layers=4, width=128, heads=4, steps=2400, rate=7e-4),
+    "draft": Recipe(layers=4, decoder_layers=1, width=64, heads=2, steps=2600, rate=1.2e-3),
 }
 
 
@@ -88,6 +91,7 @@ def build(recipe: Recipe, words: int) -> Any:
         d_kv=recipe.width // recipe.heads,
         d_ff=2 * recipe.width,
         num_layers=recipe.layers,
+        num_decoder_layers=recipe.decoder_layers,
         num_heads=recipe.heads,
         feed_forward_proj="gated-gelu",
         dropout_rate=0.0,
@@ -201,7 +205,7 @@ def main(folder: Path = FOLDER, recipes: dict[str, Recipe] | None = None, runs: 
     tokenizer = make_tokenizer()
     for name, recipe in (recipes or RECIPES).items():
         model = build(recipe, len(tokenizer))
-        work = (runs or home() / "text" / "runs") / f"t5-{name}-{recipe.layers}x{recipe.width}"
+        work = (runs or home() / "text" / "runs") / f"t5-{name}-{recipe.layers}-{recipe.decoder_layers}x{recipe.width}"
         curve = train(recipe, model, tokenizer, work, lambda entry, name=name: print(name, entry, flush=True))  # type: ignore[misc]
         print(name, write(folder / name, model, tokenizer, recipe, curve)["held_out"], flush=True)
 
