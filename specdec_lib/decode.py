@@ -91,8 +91,6 @@ def generate(
         )
     if rule is TOKEN and sampling.greedy:
         rule = GREEDY  # the same law at temperature 0, without computing probabilities
-    two = torch.full((2, 2), 0.5)
-    rule.correction(two, two[:1], [0], 1)  # a rule that wants more than drafts give says so before any decoding
     drafter = as_drafter(pair.draft)
     if lengths.confidence:
         if not hasattr(drafter, "with_confidence"):
@@ -103,7 +101,7 @@ def generate(
         drafter = drafter.with_confidence(lengths.confidence)
     return _run(
         pair, prompts, drafter, lengths, max_new_tokens, sampling, rule, seed, eos, on_round,
-        min_new_tokens, stop, criteria, processors, logprobs, on_text, batch_size,
+        min_new_tokens, stop, criteria, processors, logprobs, on_text, batch_size, _asks_next_law(rule),
     )  # fmt: skip
 
 
@@ -136,6 +134,16 @@ def generate_plain(
     )  # fmt: skip
 
 
+def _asks_next_law(rule: Verifier) -> bool:
+    """Whether the rule's bonus token depends on the draft too, as that of `verify.lossy.ensemble`; it says so."""
+    two = torch.full((2, 2), 0.5)
+    try:
+        rule.correction(two, two[:1], [0], 1)
+    except SpecdecError:
+        return True
+    return False
+
+
 def check_lengths(gamma: int, max_new_tokens: int) -> None:
     """Refuse a draft length below 1 and a negative number of tokens."""
     check_gamma(gamma)
@@ -165,6 +173,7 @@ def _run(
     logprobs: bool,
     on_text: Callable[[int, str], None] | None,
     batch_size: int,
+    next_law: bool = False,
 ) -> Generation:
     if max_new_tokens is not None:
         _check_count("max_new_tokens", max_new_tokens)
@@ -191,7 +200,7 @@ def _run(
         rows.append(Row(index, list(ids), len(ids), length, how, Random(f"{seed}/{index}"), at_end))
 
     start = perf_counter()
-    call = Call(pair.target, drafter, lengths.start(), rule, stopping, logprobs)
+    call = Call(pair.target, drafter, lengths.start(), rule, stopping, logprobs, next_law)
     tidies = bool(getattr(pair.tokenizer, "clean_up_tokenization_spaces", False))
     streams = [TextStream(stopping, tidies) for _ in rows]
     traces: list[list[Round]] = [[] for _ in rows]

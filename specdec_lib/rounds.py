@@ -17,6 +17,7 @@ import torch
 
 from .distributions import inverse_cdf
 from .drafters.base import Draft, DraftBatch, Drafter, NoDrafts, RowByRow, Sampling, start_rows
+from .errors import SpecdecError
 from .lengths import Schedule
 from .models.batch import Batch, OneRow, open_batch
 from .models.pair import vocabulary_size
@@ -32,7 +33,11 @@ GREEDY = VERIFIERS["greedy"]
 
 @dataclass(frozen=True)
 class Call:
-    """What is the same for all rows: see `generate`.  Without a drafter it decodes plainly."""
+    """What is the same for all rows: see `generate`.  Without a drafter it decodes plainly.
+
+    `next_law` says that the rule wants the draft's law after its last token, too: one more is drafted, and of that
+    only the law is used.
+    """
 
     target: Any
     drafter: Drafter | None
@@ -40,6 +45,7 @@ class Call:
     rule: Verifier
     stopping: Stopping
     logprobs: bool
+    next_law: bool
 
 
 @dataclass
@@ -96,12 +102,12 @@ def decode_together(call: Call, rows: list[Row]) -> Iterator[Round]:
     while rows:
         start = perf_counter()
         # a round emits one token more than it accepts
-        gammas = [min(call.schedule.next(row.index), row.remaining - 1) for row in rows]
+        gammas = [min(call.schedule.next(row.index), row.remaining - 1) + call.next_law for row in rows]
         drafts = drafting.propose(
             [row.prefix for row in rows], gammas, [row.sampling for row in rows], [row.random for row in rows]
         )
         drafted = perf_counter()
-        blocks = [[row.prefix[-1], *draft.tokens] for row, draft in zip(rows, drafts, strict=True)]
+        blocks = [[row.prefix[-1], *to_verify(call, draft)] for row, draft in zip(rows, drafts, strict=True)]
         logits = batch.feed(blocks, [len(block) for block in blocks])
         scored = perf_counter()
         settled = [settle(call, *each) for each in zip(rows, drafts, logits, strict=True)]
@@ -127,9 +133,9 @@ def settle(call: Call, row: Row, draft: Draft, logits: torch.Tensor) -> dict[str
     """Verify a draft and let the row have what comes of it; returns the fields of its `Round`, times left out.
 
     Args:
-        logits: the target's, `[len(draft.tokens) + 1, V]`.
+        logits: the target's, after the last token of the text and after each token to verify.
     """
-    rule, x, sampling = call.rule, draft.tokens, row.sampling
+    rule, x, sampling = call.rule, to_verify(call, draft), row.sampling
     raw = logits
     if sampling.processors:
         logits = process_block(sampling.processors, row.prefix, x, logits, possible(rule, sampling))
@@ -166,6 +172,18 @@ def settle(call: Call, row: Row, draft: Draft, logits: torch.Tensor) -> dict[str
         drawn_from = logits[:new].log_softmax(-1) if sampling.greedy else sampling.law(logits[:new]).log()
         found |= {"logprobs": at(raw[:new].log_softmax(-1), emitted), "scores": at(drawn_from, emitted)}
     return found
+
+
+def to_verify(call: Call, draft: Draft) -> list[int]:
+    """The draft, or all but its last token where that was only drawn for its law."""
+    if not call.next_law:
+        return draft.tokens
+    if not draft.tokens:
+        raise SpecdecError(
+            f"{call.rule.name} mixes the draft's law into every token, and the draft had none to give: "
+            "use a draft model whose context is as long as the text"
+        )
+    return draft.tokens[:-1]
 
 
 def possible(rule: Verifier, sampling: Sampling) -> Callable[[torch.Tensor, int], bool]:

@@ -4,14 +4,16 @@ from random import Random
 from unittest.mock import patch
 
 import pytest
-from kit import law_of, slow_law, total_variation
+from kit import law_of, slow_law, slow_scores, total_variation
 from transformers import NoRepeatNGramLogitsProcessor, RepetitionPenaltyLogitsProcessor, SuppressTokensLogitsProcessor
 
 import specdec_lib as sd
+from specdec_lib.audit.adapters import tabular
 from specdec_lib.drafters import Sampling
+from specdec_lib.exact import output_law
 from specdec_lib.lengths import Confidence, Constant, Heuristic
 from specdec_lib.verify import VERIFIERS, Verifier
-from specdec_lib.verify.lossy import ensemble
+from specdec_lib.verify.lossy import ensemble, lenience, typical
 
 PROMPT = [2, 1, 2, 0]
 SMALL = {"vocab_size": 3, "eos_token_id": 0, "bos_token_id": 1, "pad_token_id": 0}
@@ -142,10 +144,52 @@ def test_a_token_of_probability_zero_is_never_kept_even_by_a_uniform_of_zero(tin
             assert expected.get(found, 0.0) > 0
 
 
-def test_a_mixture_whose_bonus_the_draft_cannot_give_is_refused(tiny):
+RULES = {
+    "token": "token",
+    "block": "block",
+    "lenience": lenience(0.5),
+    "lenience, its own residual": lenience(0.5, "p-lq"),
+    "typical": typical(),
+    "a mixture, its bonus from the target": ensemble(0.5, bonus="target"),
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_every_rule_writes_the_law_that_the_exact_room_computes(name, tiny):
+    """https://github.com/huggingface/transformers/issues/45865 - a lossy rule whose law nobody had stated."""
+    case = tiny(noise=0.5, **SMALL)
+    models = [tabular(model, PROMPT) for model in (case.pair.target, case.pair.draft)]
+    expected = output_law(RULES[name], *models, gamma=2, length=3, cap=True).sequences
+    assert total_variation(law_of(tokens_of(case.pair, verifier=RULES[name])), expected) < 1e-12
+
+
+@pytest.mark.parametrize(("n", "batch_size"), [(2, 1), (1, 2)])
+def test_a_mixture_is_the_mixture_at_every_token(n, batch_size, tiny):
     """https://github.com/huggingface/transformers/issues/45865 - the mixture's bonus drawn from the target alone."""
-    with pytest.raises(sd.SpecdecError, match="needs the draft's law after its last token"):
-        tokens_of(tiny(**SMALL).pair, verifier=ensemble(0.5))()
+    case, w = tiny(noise=0.5, **SMALL), 0.3
+    target, draft = case.pair.target, case.pair.draft
+
+    def mixture(tokens):
+        laws = [Sampling(1.0).law(slow_scores(model, PROMPT + tokens, 4)) for model in (target, draft)]
+        return (w * laws[0] + (1 - w) * laws[1]).tolist()
+
+    expected = {(a,): p for a, p in enumerate(mixture([]))}
+    if n == 2:
+        expected = {(*a, b): p * q for a, p in expected.items() for b, q in enumerate(mixture(list(a)))}
+    prompts = [PROMPT, [2]][:batch_size]
+    options = {"gamma": 1, "max_new_tokens": n, "batch_size": batch_size}
+    found = law_of(tokens_of(case.pair, prompts, verifier=ensemble(w), **options))
+    assert total_variation(found, expected) < 1e-12
+    by_target = law_of(tokens_of(case.pair, prompts, verifier=ensemble(w, bonus="target"), **options))
+    assert total_variation(by_target, expected) > 0.01
+    assert total_variation(slow_law(target, PROMPT, n), expected) > 0.1
+
+
+def test_a_mixture_with_a_draft_that_has_nothing_to_say_is_refused(tiny):
+    """https://github.com/huggingface/transformers/issues/45865 - a mixture weight without a draft to mix in."""
+    case = tiny(**SMALL)
+    with pytest.raises(sd.SpecdecError, match="mixes the draft's law into every token"):
+        tokens_of(case.with_draft(sd.PromptLookupDrafter(min_ngram=3)), [0, 1, 2], verifier=ensemble(0.5))()
 
 
 def test_a_number_and_the_constant_rule_are_the_same(tiny):
