@@ -19,6 +19,8 @@ if TYPE_CHECKING:
         ModelDrafter,
         NGramDrafter,
         PromptLookupDrafter,
+        SharedVocabularyDrafter,
+        TextDrafter,
     )
     from .errors import SpecdecError
     from .load import load_pair
@@ -34,7 +36,9 @@ _HOME = {
     "NGramDrafter": "drafters",
     "Pair": "models",
     "PromptLookupDrafter": "drafters",
+    "SharedVocabularyDrafter": "drafters",
     "SpecdecError": "errors",
+    "TextDrafter": "drafters",
     "generate": "decode",
     "generate_plain": "decode",
     "load_pair": "load",
@@ -48,7 +52,9 @@ __all__ = [
     "NGramDrafter",
     "Pair",
     "PromptLookupDrafter",
+    "SharedVocabularyDrafter",
     "SpecdecError",
+    "TextDrafter",
     "generate",
     "generate_plain",
     "load_pair",

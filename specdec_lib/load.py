@@ -7,18 +7,32 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .drafters import ComposedDrafter, PromptLookupDrafter, as_drafter
+from .drafters import (
+    ComposedDrafter,
+    ModelDrafter,
+    PromptLookupDrafter,
+    SharedVocabularyDrafter,
+    TextDrafter,
+    as_drafter,
+)
+from .drafters.other_tokenizer import difference
 from .errors import SpecdecError
 from .models import Pair, load_model, load_tokenizer
 from .models.drafts import is_draft, load_draft, packaged_drafts, read_manifest, target_hash
-from .models.pair import PACKAGED
+from .models.pair import PACKAGED, is_encoder_decoder, vocabulary_size
 
 LOOKUP = "lookup"
+TOKENIZERS = ("same", "text", "shared")
 FIRST_LOOKUP = PromptLookupDrafter(min_ngram=2, max_ngram=6)  # before another drafter: one token repeats by chance
 
 
 def load_pair(
-    target: str | os.PathLike = PACKAGED, draft: Any = None, device: str | None = None, dtype: Any = None
+    target: str | os.PathLike = PACKAGED,
+    draft: Any = None,
+    device: str | None = None,
+    dtype: Any = None,
+    *,
+    tokenizers: str = "same",
 ) -> Pair:
     """Load a target and who drafts for it.
 
@@ -28,17 +42,53 @@ def load_pair(
             `"lookup+small"`, where the first that has a proposal wins.  None takes `default_draft(target)`.
         device: `"cpu"`, `"cuda"`, `"cuda:1"`; None takes the GPU if there is one.
         dtype: `"float32"`, `"bfloat16"`, ...; None means float32 on a CPU, bfloat16 on a GPU.
+        tokenizers: `"same"` refuses a draft whose tokens are not the target's; `"text"` drafts with its text
+            (`TextDrafter`), `"shared"` with the tokens that both know (`SharedVocabularyDrafter`).
 
     Raises:
-        SpecdecError: for what is no model, a draft of another target or vocabulary, a device that is not there.
+        SpecdecError: for what is no model, a draft of another target or other tokens, a device that is not there.
     """
     draft = default_draft(target) if draft is None else draft
     label = type(draft).__name__
+    if tokenizers not in TOKENIZERS:
+        raise SpecdecError(f"unknown tokenizers {tokenizers!r}: use one of {', '.join(TOKENIZERS)}")
+    model, tokenizer = load_model(target, device, dtype), load_tokenizer(target)
+    bridged: list[str] = []
     if isinstance(draft, (str, os.PathLike)):
         label = str(draft)
-        draft = load_drafter(draft, lambda name: _load_draft(name, target, device, dtype))
-    model = load_model(target, device, dtype)
-    return Pair(model, draft, load_tokenizer(target), description=f"target {target}, draft {label}")
+
+        def load(name: str) -> Any:
+            source = packaged_drafts().get(name, name)
+            if is_draft(source):
+                return load_draft(source, target_hash(target), device, dtype)
+            bridged.append(name)
+            return fitted(load_model(source, device, dtype), model, source, tokenizer, tokenizers)
+
+        draft = load_drafter(draft, load)
+    if tokenizers != "same" and not bridged:
+        raise SpecdecError(
+            f"tokenizers={tokenizers!r} is for a draft model with a folder of its own, not for {label}: leave it out"
+        )
+    return Pair(model, draft, tokenizer, description=f"target {target}, draft {label}")
+
+
+def fitted(draft: Any, target: Any, source: str | os.PathLike, target_tokenizer: Any, tokenizers: str) -> Any:
+    """A draft model as it can draft for the target, checked by what the tokens are, not by how many."""
+    if tokenizers == "text":
+        return TextDrafter(draft, load_tokenizer(source), target_tokenizer)
+    if tokenizers == "shared":
+        return SharedVocabularyDrafter(draft, load_tokenizer(source), target_tokenizer)
+    try:
+        differs = difference(load_tokenizer(source), target_tokenizer)
+    except SpecdecError:  # a draft without a tokenizer was made for the target's
+        return draft
+    if differs:
+        raise SpecdecError(
+            f"{source} has another vocabulary than the target ({differs}): load_pair(..., tokenizers='text') "
+            "re-encodes its text, tokenizers='shared' drafts with the tokens that both know"
+        )
+    fits = vocabulary_size(draft) == vocabulary_size(target) or is_encoder_decoder(draft) or is_encoder_decoder(target)
+    return draft if fits else ModelDrafter(draft)  # Pair has its say about encoder-decoders
 
 
 def default_draft(target: str | os.PathLike) -> str:
@@ -85,10 +135,3 @@ def kept_length(name: str) -> int | None:
     if name == LOOKUP or not is_draft(folder):
         return None
     return read_manifest(folder).get("speed", {}).get(name, {}).get("setting", {}).get("gamma")
-
-
-def _load_draft(name: str, target: str | os.PathLike, device: str | None, dtype: Any) -> Any:
-    source = packaged_drafts().get(name, name)
-    if is_draft(source):
-        return load_draft(source, target_hash(target), device, dtype)
-    return load_model(source, device, dtype)

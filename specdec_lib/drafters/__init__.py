@@ -1,4 +1,4 @@
-"""Drafters: a draft model, an n-gram table, prompt lookup, early exit, and several composed."""
+"""Drafters: a draft model, an n-gram table, prompt lookup, early exit, several composed, and other tokenizers."""
 
 from .base import Draft, Drafter, DraftSession, Sampling
 from .composed import ComposedDrafter
@@ -6,6 +6,7 @@ from .early_exit import EarlyExitDrafter
 from .lookup import PromptLookupDrafter
 from .model import ModelDrafter, as_drafter
 from .ngram import NGramDrafter
+from .other_tokenizer import SharedVocabularyDrafter, TextDrafter
 
 __all__ = [
     "ComposedDrafter",
@@ -17,5 +18,7 @@ __all__ = [
     "NGramDrafter",
     "PromptLookupDrafter",
     "Sampling",
+    "SharedVocabularyDrafter",
+    "TextDrafter",
     "as_drafter",
 ]

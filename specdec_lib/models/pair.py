@@ -107,6 +107,8 @@ def end_tokens(pair: Pair) -> list[int]:
 
 
 def check_vocabulary(target: Any, draft: Any) -> None:
+    if hasattr(draft, "target_tokenizer") and is_encoder_decoder(target):
+        raise SpecdecError("an encoder-decoder takes no draft in other tokens: use a draft of its own vocabulary")
     if not hasattr(draft, "config"):
         return
     kinds = ("the target is", "the draft is")
@@ -117,7 +119,7 @@ def check_vocabulary(target: Any, draft: Any) -> None:
     if t != d:
         raise SpecdecError(
             f"the draft's vocabulary ({d} tokens) does not fit the target's ({t}): "
-            "use a draft with the same tokenizer, or PromptLookupDrafter()"
+            "wrap it in ModelDrafter if only padding differs, in TextDrafter or SharedVocabularyDrafter if tokens do"
         )
 
 

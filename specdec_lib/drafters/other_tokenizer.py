@@ -1,0 +1,261 @@
+"""Drafts from a model of another tokenizer: by its text, or by the tokens that both tokenizers know.
+
+Both read the target's text in the draft's own tokens, made anew from the text in each round: a draft model's session
+then goes back to the longest common prefix, so that only what changed is read again.  No step relies on
+`decode(encode(x)) == x`: whatever is proposed, the target verifies it, and a translation that fails costs a proposal,
+never the law.  Text level and shared vocabulary: Timor et al. (arXiv 2502.05202).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+from random import Random
+from typing import Any
+
+import torch
+
+from ..errors import SpecdecError
+from ..models.pair import vocabulary_size
+from ..stopping import UNFINISHED
+from .base import Draft, Drafter, Sampling
+from .model import Drawing, Limits, ModelDraftSession, as_drafter, check_confidence, check_draft_model
+
+LOOKBACK = 10  # tokens of the text that a draft's text is re-encoded with, so that they meet as they would in a text
+
+
+class TextDrafter:
+    """Proposes the text that another drafter writes in its own tokens, re-encoded into the target's.
+
+    The draft model says its most probable tokens.  They are a certain draft for the target, a point mass: exact
+    for greedy decoding and for sampling.  Processors and temperature are the target's alone.
+
+    Args:
+        draft: a model, or a drafter such as `NGramDrafter`, of the vocabulary of `tokenizer`.
+        tokenizer: the draft's.
+        target_tokenizer: the target's.
+    """
+
+    def __init__(self, draft: Any, tokenizer: Any, target_tokenizer: Any):
+        check_draft_model(draft)
+        self.draft: Drafter = as_drafter(draft)
+        if hasattr(self.draft, "start_on"):
+            raise SpecdecError("early exit drafts in the target's own tokens: give it to Pair as it is")
+        self.tokenizer, self.target_tokenizer = tokenizer, target_tokenizer
+        self.bridge = Bridge(target_tokenizer, tokenizer)
+
+    def start(self, vocabulary: int) -> TextSession:
+        # rows of the draft model that are no token are dropped there
+        return TextSession(self.draft.start(size_of(self.tokenizer)), self.bridge, vocabulary)
+
+    def with_confidence(self, threshold: float) -> TextDrafter:
+        if not hasattr(self.draft, "with_confidence"):
+            raise SpecdecError(f"{type(self.draft).__name__} knows no confidence that a threshold could end a draft by")
+        return TextDrafter(self.draft.with_confidence(threshold), self.tokenizer, self.target_tokenizer)
+
+
+class TextSession:
+    def __init__(self, session: Any, bridge: Bridge, vocabulary: int):
+        self.session, self.bridge, self.vocabulary = session, bridge, vocabulary
+
+    def propose(self, prefix: list[int], gamma: int, sampling: Sampling, random: Random) -> Draft:
+        if gamma < 1:
+            return Draft([])
+        own, _ = self.bridge.draft_tokens(prefix)
+        if not own:
+            return Draft([])
+        draft = self.session.propose(own, gamma, Sampling(), random)
+        written, end = self.bridge.until_special(draft.tokens)
+        text, whole = self.bridge.new_text(own, written)
+        tokens = self.bridge.target_tokens(prefix, text) if text else []
+        if whole and end is not None and (tokens or not text):
+            tokens = [*tokens, end]
+        bad = next((i for i, token in enumerate(tokens) if token >= self.vocabulary), len(tokens))
+        return Draft(tokens[: min(bad, gamma)], None, draft.passes)
+
+
+class SharedVocabularyDrafter:
+    """Draws from a draft model's law, restricted to the tokens that both tokenizers know and renormalised.
+
+    `q(x) = d(x) / sum over shared tokens of d`, in the target's ids; that law is drawn from and reported, so it is
+    exact for sampling, and q is 0 for tokens that the draft does not know.  A token is known to both if it stands for
+    the same text; parts of a character and special tokens of different names are not, but for the ends of a text.
+
+    Args:
+        model: a draft model of the vocabulary of `tokenizer`.
+        tokenizer: the draft's.
+        target_tokenizer: the target's.
+        confidence: as in `ModelDrafter`, of the restricted law.
+
+    Attributes:
+        shared: how many tokens are known to both.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, target_tokenizer: Any, confidence: float = 0.0):
+        check_draft_model(model)
+        self.model, self.confidence = model, check_confidence(confidence)
+        self.tokenizer, self.target_tokenizer = tokenizer, target_tokenizer
+        self.bridge = Bridge(target_tokenizer, tokenizer)
+        own, rows = contents(tokenizer), vocabulary_size(model)
+        pairs = {token: own[text] for text, token in contents(target_tokenizer).items() if text in own}
+        self.own_token = {token: d for token, d in (pairs | self.bridge.specials).items() if d < rows}
+        self.shared = len(self.own_token)
+        if not pairs:
+            raise SpecdecError("the two tokenizers share no token: draft by text, with TextDrafter")
+
+    def start(self, vocabulary: int) -> SharedSession:
+        return SharedSession(self, vocabulary)
+
+    def with_confidence(self, threshold: float) -> SharedVocabularyDrafter:
+        drafter = object.__new__(SharedVocabularyDrafter)
+        drafter.__dict__.update(self.__dict__, confidence=check_confidence(threshold))
+        return drafter
+
+
+class SharedSession:
+    def __init__(self, drafter: SharedVocabularyDrafter, vocabulary: int):
+        self.bridge, self.confidence, self.vocabulary = drafter.bridge, drafter.confidence, vocabulary
+        self.own_token = {token: d for token, d in drafter.own_token.items() if token < vocabulary}
+        self.reader = ModelDraftSession(drafter.model, 0.0, vocabulary_size(drafter.model))
+        device = self.reader.session.device
+        self.tokens = torch.tensor(list(self.own_token), device=device)
+        self.own = torch.tensor(list(self.own_token.values()), device=device)
+
+    def propose(self, prefix: list[int], gamma: int, sampling: Sampling, random: Random) -> Draft:
+        own, finished = self.bridge.draft_tokens(prefix)
+        limits: Limits = self.reader.limits
+        # the draft cannot read the first half of a character, so it has nothing to say about the second
+        if not finished or not own or max(own) >= limits.rows or (gamma := limits.length(own, gamma)) < 1:
+            return Draft([])
+        drawing = Drawing(prefix, gamma, sampling, random, self.confidence)
+        wanted = drawing.step(self.restricted(self.reader.catch_up(own)))
+        while wanted:
+            wanted = drawing.step(self.restricted(self.reader.feed([self.own_token[drawing.tokens[-1]]])))
+        return drawing.draft()
+
+    def restricted(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits `[V]` of the target's tokens from the draft's own."""
+        found = logits.new_full((self.vocabulary,), float("-inf"))
+        found[self.tokens] = logits[self.own]
+        return found
+
+
+class Bridge:
+    """From a target's tokens to a draft's and back.
+
+    Special tokens stand for themselves where both tokenizers have one of that name, the beginning and the end of a
+    text for each other; the draft does not see the others.
+
+    Attributes:
+        specials: the target's special tokens and the draft's that stand for the same.
+    """
+
+    def __init__(self, target_tokenizer: Any, tokenizer: Any):
+        self.target, self.draft = target_tokenizer, tokenizer
+        self.target_special, self.draft_special = special_tokens(self.target), special_tokens(self.draft)
+        names = {name: d for d, name in self.draft_special.items()}
+        self.specials = {t: names[name] for t, name in self.target_special.items() if name in names}
+        for role in ("bos_token_id", "eos_token_id"):
+            t, d = getattr(self.target, role, None), getattr(self.draft, role, None)
+            if t is not None and d is not None:
+                self.specials[t] = d
+        self.ends = {d: t for t, d in self.specials.items()}
+        with_special, plain = tokenizer("a")["input_ids"], encode(tokenizer, "a")
+        start = next((i for i in range(len(with_special)) if with_special[i : i + len(plain)] == plain), 0)
+        self.opening: list[int] = with_special[:start]  # what the draft's tokenizer puts before any text
+
+    def draft_tokens(self, prefix: list[int]) -> tuple[list[int], bool]:
+        """The text of `prefix` in the draft's tokens, and whether it ends with a whole character."""
+        own: list[int] = []
+        text = ""
+        for special, group in groupby(prefix, key=self.target_special.__contains__):
+            if special:
+                text = ""
+                own += [self.specials[token] for token in group if token in self.specials]
+            else:
+                text = decode(self.target, list(group))
+                own += encode(self.draft, text.rstrip(UNFINISHED))
+        if own[: len(self.opening)] != self.opening:
+            own = self.opening + own
+        return own, not text.endswith(UNFINISHED)
+
+    def until_special(self, new: list[int]) -> tuple[list[int], int | None]:
+        """The draft's tokens up to the first special one, and the target's token for that one."""
+        first = next((i for i, token in enumerate(new) if token in self.draft_special), len(new))
+        return new[:first], self.ends.get(new[first]) if first < len(new) else None
+
+    def new_text(self, own: list[int], new: list[int]) -> tuple[str, bool]:
+        """What the draft's tokens `new` add to the text of `own`, whole characters only; whether that is all of it."""
+        before, after = decode(self.draft, own[-LOOKBACK:]), decode(self.draft, own[-LOOKBACK:] + new)
+        if not after.startswith(before):
+            return "", False
+        text, unfinished, _ = after[len(before) :].partition(UNFINISHED)
+        return text, not unfinished
+
+    def target_tokens(self, prefix: list[int], text: str) -> list[int]:
+        """Tokens that go on after `prefix` with `text`, perhaps none."""
+        tail = prefix[-LOOKBACK:]
+        decoded = decode(self.target, tail)
+        whole = decoded.rstrip(UNFINISHED)
+        found = list(self._continuations(tail, whole, text))
+        fitting = (tokens for tokens in found if decode(self.target, tail + tokens) == whole + text)
+        # a tokenizer that rewrites what it reads gives nothing that fits: then the first is as good a guess as any
+        return next(fitting, found[0] if found and whole == decoded else [])
+
+    def _continuations(self, tail: list[int], tail_text: str, text: str) -> Iterator[list[int]]:
+        """The tokens of `text` after the tail, and where they grow into each other, after a neutral text or nothing."""
+        for before, start in ((tail_text, tail), ("\n", encode(self.target, "\n")), ("", [])):
+            tokens = encode(self.target, before + text)
+            if tokens[: len(start)] == start:
+                yield tokens[len(start) :]
+
+
+def encode(tokenizer: Any, text: str) -> list[int]:
+    """Tokens of `text` as it stands, with nothing put before or after it."""
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
+
+
+def decode(tokenizer: Any, tokens: list[int]) -> str:
+    """The text of `tokens`, special ones shown, spaces left as they are."""
+    return tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False) if tokens else ""
+
+
+def special_tokens(tokenizer: Any) -> dict[int, str]:
+    """The special tokens of a tokenizer, by id."""
+    added = {i: str(token) for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return added | dict(zip(tokenizer.all_special_ids, map(str, tokenizer.all_special_tokens), strict=True))
+
+
+def size_of(tokenizer: Any) -> int:
+    """One more than the largest id."""
+    return max(tokenizer.get_vocab().values()) + 1
+
+
+def contents(tokenizer: Any) -> dict[str, int]:
+    """The text that each ordinary token adds to a text, and its id.
+
+    Read off what the tokenizer writes, not off its token names, which spell a space in as many ways as there are
+    kinds of tokenizer.  Parts of a character are left out.
+    """
+    ids = sorted(set(tokenizer.get_vocab().values()) - set(special_tokens(tokenizer)))
+    # a word to stand before each token: some tokenizers swallow the space at the beginning of a text
+    anchor = next((i for i in ids if decode(tokenizer, [i]).strip().isalnum()), None)
+    if anchor is None:
+        return {}
+    before = decode(tokenizer, [anchor])
+    found = {}
+    for token in ids:
+        text = decode(tokenizer, [anchor, token])
+        if text.startswith(before) and len(text) > len(before) and UNFINISHED not in text:
+            found[text[len(before) :]] = token
+    return found
+
+
+def difference(tokenizer: Any, target_tokenizer: Any) -> str | None:
+    """In words, the first id that stands for different tokens; None where two tokenizers agree.
+
+    Ids that only one of them has do not count: a vocabulary may be padded, or have tokens added at its end.
+    """
+    own, other = ({i: name for name, i in t.get_vocab().items()} for t in (tokenizer, target_tokenizer))
+    bad = next((i for i in sorted(own.keys() & other.keys()) if own[i] != other[i]), None)
+    return None if bad is None else f"token {bad} is {own[bad]!r} in the draft's and {other[bad]!r} in the target's"
