@@ -144,3 +144,10 @@ def test_models_in_the_shell(engine, specdec, tiny_folder):
     )  # fmt: skip
     assert out.exit_code == 0, out.output
     assert "no deviation above 0.4 found" in out.output
+
+
+def test_transformers_is_given_the_model_behind_a_lookup(packaged_folder):
+    from specdec_lib.audit.command import load_engine
+
+    pair, _ = load_engine("transformers", "packaged", None, gamma=2, temperature=1.0)
+    assert pair.description == "target packaged, draft small"

@@ -14,7 +14,7 @@ from specdec_lib import SpecdecError, generate, generate_plain
 from specdec_lib.audit import adapters
 from specdec_lib.audit.audit import audit
 from specdec_lib.audit.remember import Remembered, remembering
-from specdec_lib.drafters import Sampling
+from specdec_lib.drafters import ComposedDrafter, ModelDrafter, PromptLookupDrafter, Sampling
 from specdec_lib.exact import distance, output_law, random_pair, target_law
 from specdec_lib.models import Pair, load_model, load_transformers, open_session
 from specdec_lib.verify.lossy import ensemble
@@ -149,6 +149,20 @@ def test_a_remembered_pair_writes_what_the_pair_writes(larger):
     generate(quick, [[1, 2, 3], [4, 5]], **options)
     assert quick.target.passes == before
     assert generate_plain(quick, [1, 2, 3], 8).tokens == generate_plain(larger, [1, 2, 3], 8).tokens
+
+
+def test_the_model_behind_a_lookup_is_remembered_too(larger):
+    composed = ComposedDrafter([PromptLookupDrafter(min_ngram=2), ModelDrafter(larger.draft)], [None, 2])
+    pair = Pair(larger.target, composed)
+    quick = remembering(pair)
+    options = {"gamma": 3, "max_new_tokens": 12, "temperature": 1.0, "eos": []}
+    texts = generate(pair, [1, 2, 3], **options).tokens
+    assert generate(quick, [1, 2, 3], **options).tokens == texts
+    known = quick.draft.drafters[1].model
+    before = known.passes
+    assert before > 0 and quick.draft.limits == [None, 2]
+    generate(quick, [1, 2, 3], **options)
+    assert known.passes == before
 
 
 def test_what_is_remembered_has_a_limit(larger, monkeypatch):

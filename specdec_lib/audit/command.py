@@ -160,15 +160,14 @@ def load_engine(
     engine: str, target: str, draft: str | None, gamma: int, temperature: float
 ) -> tuple[Any, Callable[..., Sampler]]:
     """The pair, and the function `(prompt ids, length, end) -> sampler`."""
-    from ..drafters import PromptLookupDrafter
-    from ..load import fastest, load_pair
+    from ..load import LOOKUP, default_draft, load_pair, names_of
     from ..models.drafts import packaged_drafts
-    from ..models.pair import PACKAGED, Pair, load_tokenizer, load_transformers
+    from ..models.pair import Pair, load_tokenizer, load_transformers
     from . import adapters
     from .remember import remembering
 
     if engine == "ours":
-        pair = load_pair(target, PromptLookupDrafter() if draft in ("lookup", "none") else draft)
+        pair = load_pair(target, LOOKUP if draft == "none" else draft)
         if draft == "none":
             pair.draft = None
             pair.description = f"target {target}, no draft"
@@ -180,10 +179,10 @@ def load_engine(
     set_verbosity_error()  # its own calls of generate give deprecation notices
     packaged = packaged_drafts()
     if draft is None:
-        draft = (fastest(packaged) if target == PACKAGED else None) or "lookup"
+        draft = names_of(default_draft(target))[-1]  # it takes a model or a lookup, not one behind the other
     settings: dict[str, Any] = {"temperature": temperature} if temperature else {"do_sample": False}
     assistant = None
-    if draft == "lookup":
+    if draft == LOOKUP:
         settings["prompt_lookup_num_tokens"] = gamma
     elif draft != "none":
         assistant = load_transformers(packaged.get(draft, draft))

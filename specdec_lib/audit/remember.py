@@ -8,10 +8,12 @@ the second time.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from ..drafters import ComposedDrafter, ModelDrafter
 from ..models.fast import FastLlama
 from ..models.pair import Pair, vocabulary_size
 from ..models.session import open_session
@@ -83,6 +85,13 @@ class Remembered(FastLlama):
 
 
 def remembering(pair: Pair) -> Pair:
-    """The pair with its models remembered; a drafter that is no model stays as it is."""
-    draft = Remembered(pair.draft) if hasattr(pair.draft, "config") else pair.draft
-    return Pair(Remembered(pair.target), draft, pair.tokenizer, pair.description)
+    """The pair with its models remembered; a drafter without a model stays as it is."""
+    return Pair(Remembered(pair.target), _remembered(pair.draft), pair.tokenizer, pair.description)
+
+
+def _remembered(draft: Any) -> Any:
+    if isinstance(draft, ComposedDrafter):
+        return replace(draft, drafters=[_remembered(part) for part in draft.drafters])
+    if isinstance(draft, ModelDrafter):
+        return ModelDrafter(Remembered(draft.model), draft.confidence)
+    return Remembered(draft) if hasattr(draft, "config") else draft
