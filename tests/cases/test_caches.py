@@ -54,8 +54,8 @@ def test_a_compiled_target(tiny, tiny_folder):
     """https://github.com/huggingface/transformers/issues/32946 - a compiled model that took another path."""
     case = tiny("gpt2")
     compiled = torch.compile(load_transformers(tiny_folder("gpt2"), "cpu", "float64"), backend="eager", dynamic=True)
-    out = sd.generate(sd.Pair(compiled, case.pair.draft), PROMPT, gamma=3, max_new_tokens=12, eos=[])
-    assert out.tokens == [slow_greedy(case.model, PROMPT, 12)]
+    out = sd.generate(sd.Pair(compiled, case.pair.draft), PROMPT, gamma=2, max_new_tokens=6, eos=[])
+    assert out.tokens == [slow_greedy(case.model, PROMPT, 6)]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
