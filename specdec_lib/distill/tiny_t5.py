@@ -9,6 +9,7 @@ function of the recipe's seed and the step, so an interrupted run goes on from i
 
 from __future__ import annotations
 
+import json
 import platform
 import sys
 import time
@@ -183,6 +184,8 @@ def write(folder: Path, model: Any, tokenizer: Any, recipe: Recipe, curve: list[
     model.config.save_pretrained(folder)
     model.generation_config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    settings = folder / "tokenizer_config.json"  # transformers 5 writes a class that earlier releases do not know
+    write_json(settings, json.loads(settings.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"})
     files = {}
     for path in sorted(set(folder.iterdir()) - {folder / MANIFEST}):
         path.chmod(0o644)  # safetensors writes for its owner alone
@@ -207,7 +210,7 @@ def main(folder: Path = FOLDER, recipes: dict[str, Recipe] | None = None, runs: 
         model = build(recipe, len(tokenizer))
         work = (runs or home() / "text" / "runs") / f"t5-{name}-{recipe.layers}-{recipe.decoder_layers}x{recipe.width}"
         curve = train(recipe, model, tokenizer, work, lambda entry, name=name: print(name, entry, flush=True))  # type: ignore[misc]
-        print(name, write(folder / name, model, tokenizer, recipe, curve)["held_out"], flush=True)
+        print(name, write(folder / name, model, make_tokenizer(), recipe, curve)["held_out"], flush=True)
 
 
 if __name__ == "__main__":
