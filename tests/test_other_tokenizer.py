@@ -8,6 +8,7 @@ from random import Random
 import pytest
 import torch
 from conftest import ALPHABET, SPECIAL, tiny_model, tiny_tokenizer
+from transformers import RepetitionPenaltyLogitsProcessor
 
 import specdec_lib as sd
 from specdec_lib.drafters import Sampling
@@ -119,10 +120,13 @@ def test_the_greedy_text_is_the_targets(how, kind, target_kind):
     assert out.stats.drafted > 0
 
 
+PENALTY = {"processors": [RepetitionPenaltyLogitsProcessor(3.0)]}  # it counts the target's tokens, not the draft's
+
+
 @pytest.mark.parametrize("how", ["text", "shared"])
 @pytest.mark.parametrize(
     ("padded", "options"),
-    [(0, {}), (2, {"top_k": 2, "temperature": 0.7}), (0, {"verifier": "block", "top_p": 0.9})],
+    [(0, {}), (2, {"top_k": 2, "temperature": 0.7}), (0, {"verifier": "block", "top_p": 0.9}), (0, PENALTY)],
 )
 def test_the_law_is_the_targets(how, padded, options):
     """Enumerated: every way that the draws of draft and target can fall."""
@@ -135,7 +139,7 @@ def test_the_law_is_the_targets(how, padded, options):
     rounds = []
     found = law_of(lambda: tuple(sd.generate(pair, prompt, on_round=rounds.append, **settings).tokens[0]))
     asked = {k: v for k, v in settings.items() if k in ("temperature", "top_k", "top_p")}
-    expected = slow_law(target, prompt, 3, Sampling(**asked))
+    expected = slow_law(target, prompt, 3, Sampling(**asked), processors=options.get("processors", ()))
     assert total_variation(found, expected) < 1e-12 and len(expected) > 3
     assert any(r.accepted for r in rounds) and any(len(r.drafted) > r.accepted for r in rounds)
 
@@ -276,6 +280,23 @@ def test_the_drafts_cache_goes_back_to_the_longest_common_prefix():
     session.propose(encode(other, text + "h"), 1, Sampling(), Random(0))  # "t" and "h" are one token of the draft
     session.propose(encode(other, text + "he b"), 1, Sampling(), Random(0))
     assert fed == [len(encode(own, text)), 1, 3]
+
+
+def test_a_small_tokenizer_of_ones_own_drafts_for_the_packaged_target(packaged_folder):
+    """A chat of a real target: a table of its own answer, in tokens that were made from that answer."""
+    from tokenizers import trainers
+
+    pair = sd.load_pair(packaged_folder, "lookup", device="cpu")
+    prompt = "Write about a café in Zürich 😀."
+    plain = sd.generate_plain(pair, prompt, max_new_tokens=24, eos=[])
+    own = every_byte()
+    own._tokenizer.train_from_iterator(
+        plain.texts, trainers.BpeTrainer(vocab_size=320, special_tokens=["<eos>", "<unk>"], show_progress=False)
+    )
+    drafting = sd.TextDrafter(table(own, plain.texts[0]), own, pair.tokenizer)
+    out = sd.generate(sd.Pair(pair.target, drafting, pair.tokenizer), prompt, max_new_tokens=24, eos=[])
+    assert out.tokens == plain.tokens
+    assert out.stats.kept > 12
 
 
 # -- padding, and tokenizers that differ in content --------------------------------------------------------
