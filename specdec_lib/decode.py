@@ -89,6 +89,8 @@ def generate(
         raise SpecdecError(
             "the greedy verifier decodes the most probable token: set temperature=0, or use verifier='token'"
         )
+    if rule.at_zero and not sampling.greedy:
+        raise SpecdecError(f"{rule.name} is a rule for temperature 0: set temperature=0, or use another verifier")
     if rule is TOKEN and sampling.greedy:
         rule = GREEDY  # the same law at temperature 0, without computing probabilities
     drafter = as_drafter(pair.draft)
@@ -99,9 +101,13 @@ def generate(
                 "use another rule for gamma, or a draft model"
             )
         drafter = drafter.with_confidence(lengths.confidence)
+    next_law = _asks_next_law(rule)
+    if next_law and getattr(drafter, "confidence", False):
+        # of the token past the draft only the law may be used, and here it decided where the draft ends
+        raise SpecdecError(f"{rule.name} needs drafts whose length does not depend on their tokens: use no confidence")
     return _run(
         pair, prompts, drafter, lengths, max_new_tokens, sampling, rule, seed, eos, on_round,
-        min_new_tokens, stop, criteria, processors, logprobs, on_text, batch_size, _asks_next_law(rule),
+        min_new_tokens, stop, criteria, processors, logprobs, on_text, batch_size, next_law,
     )  # fmt: skip
 
 

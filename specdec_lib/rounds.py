@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from .distributions import inverse_cdf
+from .distributions import inverse_cdf, softmax
 from .drafters.base import Draft, DraftBatch, Drafter, NoDrafts, RowByRow, Sampling, start_rows
 from .errors import SpecdecError
 from .lengths import Schedule
@@ -139,7 +139,7 @@ def settle(call: Call, row: Row, draft: Draft, logits: torch.Tensor) -> dict[str
     raw = logits
     if sampling.processors:
         logits = process_block(sampling.processors, row.prefix, x, logits, possible(rule, sampling))
-    p = logits if rule is GREEDY else sampling.law(logits)
+    p = logits if rule is GREEDY else softmax(logits) if rule.at_zero else sampling.law(logits)
     q = draft.q(p) if rule is not GREEDY else None
     n = draw_count(rule.accepted(p, q, x), row.random)
     if rule is GREEDY:

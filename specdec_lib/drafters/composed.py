@@ -47,6 +47,11 @@ class ComposedDrafter:
     def limits(self) -> Sequence[int | None]:
         return self.longest or [None] * len(self.drafters)
 
+    @property
+    def confidence(self) -> float:
+        """The largest of its drafters' thresholds."""
+        return max(getattr(drafter, "confidence", 0.0) for drafter in self.drafters)
+
     def start(self, vocabulary: int) -> ComposedSession:
         return ComposedSession([drafter.start(vocabulary) for drafter in self.drafters], self.limits)
 

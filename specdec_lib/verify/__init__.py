@@ -13,7 +13,7 @@ Shapes, for a draft of `g` tokens over a vocabulary of `V`:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..distributions import Array
 from ..errors import SpecdecError
@@ -30,6 +30,7 @@ class Verifier:
         correction: `(p, q, x, n) -> law [V]` of the token after `n` accepted ones.
         lossless: whether the output law is the target's.
         source: the publication that states the rule.
+        at_zero: whether the rule decodes at temperature 0 from the target's law at temperature 1.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Verifier:
     correction: Callable[[Array, Array, Sequence[int], int], Array]
     lossless: bool
     source: str
+    at_zero: bool = field(default=False, kw_only=True)
 
 
 VERIFIERS = {

@@ -168,10 +168,12 @@ def lenience_greedy(l: Any) -> LossyVerifier:  # noqa: E741
         return p >= l * p.max()
 
     source = "Leviathan et al., arXiv 2211.17192, appendix A.5"
-    return by_the_favourite(f"lenience_greedy({l})", keeps, l == 1, source)
+    return by_the_favourite(f"lenience_greedy({l})", keeps, l == 1, source, at_zero=True)
 
 
-def by_the_favourite(name: str, keeps: Callable[[Array, Array], Array], lossless: bool, source: str) -> LossyVerifier:
+def by_the_favourite(
+    name: str, keeps: Callable[[Array, Array], Array], lossless: bool, source: str, at_zero: bool = False
+) -> LossyVerifier:
     """A rule whose own tokens, after a rejection and after a whole draft, are the target's most probable ones."""
 
     def replaces(p: Array, q: Array) -> Array:
@@ -180,7 +182,8 @@ def by_the_favourite(name: str, keeps: Callable[[Array, Array], Array], lossless
     def correction(p: Array, q: Array, x: Sequence[int], n: int) -> Array:
         return favourite(p[n])
 
-    return LossyVerifier(name, token_by_token(keeps), correction, lossless, source, keeps, replaces)
+    accepted = token_by_token(keeps)
+    return LossyVerifier(name, accepted, correction, lossless, source, keeps, replaces, at_zero=at_zero)
 
 
 # -- ensemble ------------------------------------------------------------------------------------------

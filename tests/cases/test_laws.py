@@ -13,7 +13,7 @@ from specdec_lib.drafters import Sampling
 from specdec_lib.exact import output_law
 from specdec_lib.lengths import Confidence, Constant, Heuristic
 from specdec_lib.verify import VERIFIERS, Verifier
-from specdec_lib.verify.lossy import ensemble, lenience, typical
+from specdec_lib.verify.lossy import ensemble, lenience, lenience_greedy, typical
 
 PROMPT = [2, 1, 2, 0]
 SMALL = {"vocab_size": 3, "eos_token_id": 0, "bos_token_id": 1, "pad_token_id": 0}
@@ -190,6 +190,38 @@ def test_a_mixture_with_a_draft_that_has_nothing_to_say_is_refused(tiny):
     case = tiny(**SMALL)
     with pytest.raises(sd.SpecdecError, match="mixes the draft's law into every token"):
         tokens_of(case.with_draft(sd.PromptLookupDrafter(min_ngram=3)), [0, 1, 2], verifier=ensemble(0.5))()
+
+
+def test_a_mixture_takes_no_drafts_that_end_by_their_own_tokens(tiny):
+    """https://github.com/huggingface/transformers/issues/45865 - the last token set the length, then was dropped."""
+    case = tiny(**SMALL)
+    with pytest.raises(sd.SpecdecError, match="does not depend on their tokens"):
+        tokens_of(case.pair, gamma=Confidence(0.5), verifier=ensemble(0.5))()
+    draft = sd.ComposedDrafter([sd.PromptLookupDrafter(), sd.ModelDrafter(case.pair.draft, confidence=0.5)])
+    with pytest.raises(sd.SpecdecError, match="does not depend on their tokens"):
+        tokens_of(case.with_draft(draft), verifier=ensemble(0.5))()
+
+
+@pytest.mark.parametrize("lenient", [1.0, 0.6, 0.2])
+def test_lenience_at_temperature_0_keeps_what_is_nearly_the_best(lenient, tiny):
+    """Leviathan et al., arXiv 2211.17192, appendix A.5: its rule for temperature 0, whose inequality is misprinted."""
+    case = tiny(noise=0.5, **SMALL)
+    target, draft = case.pair.target, case.pair.draft
+    expected, start = list(PROMPT), len(PROMPT)
+    while len(expected) - start < 12:  # rounds of one draft token, by hand
+        laws = [slow_scores(model, expected, start).softmax(-1) for model in (target, draft)]
+        x = int(laws[1].argmax())
+        kept = len(expected) - start < 11 and float(laws[0][x]) >= lenient * float(laws[0].max())
+        expected.append(x if kept else int(laws[0].argmax()))
+        if kept:
+            expected.append(int(slow_scores(target, expected, start).argmax()))
+    options = {"gamma": 1, "max_new_tokens": 12, "temperature": 0.0, "verifier": lenience_greedy(lenient)}
+    found = list(tokens_of(case.pair, **options)())
+    assert found == expected[start:]
+    exact = list(tokens_of(case.pair, **{**options, "verifier": "greedy"})())
+    assert (found == exact) == (lenient == 1)
+    with pytest.raises(sd.SpecdecError, match="rule for temperature 0"):
+        tokens_of(case.pair, **{**options, "temperature": 1.0})()
 
 
 def test_a_number_and_the_constant_rule_are_the_same(tiny):
