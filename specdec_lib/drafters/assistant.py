@@ -1,0 +1,82 @@
+"""Our drafters in transformers' own loop: any `Drafter` in the place of `assistant_model`.
+
+`generate` has no argument for a candidate generator of one's own: which one it makes is decided in private.  But it
+asks its assistant for a draft by calling the assistant's `generate`, and takes from the result the text with the
+draft and the scores that each token was drawn from.  A model whose `generate` answers with a drafter's tokens and the
+logarithm of its laws is therefore an assistant, and transformers' own check keeps the target's law.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
+from transformers.generation import GenerateDecoderOnlyOutput, GenerationMixin
+
+from ..errors import SpecdecError
+from ..lengths import check_gamma
+from ..models.pair import is_encoder_decoder, vocabulary_size
+from .base import Draft, Drafter, Sampling
+
+
+class DrafterAssistant(PreTrainedModel, GenerationMixin):
+    """`target.generate(..., assistant_model=DrafterAssistant(drafter, target, gamma=5))`.
+
+    Where the drafter has no proposal, as a lookup often has none, the last token is proposed once more: transformers'
+    loop wants one token at least, and the target would have made that pass anyway.
+
+    Args:
+        drafter: any of `specdec_lib.drafters` but `EarlyExitDrafter`, which needs a session of ours.
+        target: the transformers model that will decode: its vocabulary and its device are taken.
+        gamma: tokens to propose a round.
+    """
+
+    def __init__(self, drafter: Drafter, target: Any, gamma: int = 5):
+        check_gamma(gamma)
+        if is_encoder_decoder(target):
+            raise SpecdecError("transformers hands no source to an assistant like this: use specdec_lib.generate")
+        if not hasattr(drafter, "start") or hasattr(drafter, "start_on"):
+            raise SpecdecError(
+                f"a {type(drafter).__name__} cannot draft in transformers' loop: "
+                "give a drafter that starts on its own, such as NGramDrafter or ComposedDrafter"
+            )
+        config = PretrainedConfig()
+        config.vocab_size = vocabulary_size(target)
+        super().__init__(config)
+        self.drafter = drafter
+        self.place = torch.nn.Parameter(torch.empty(0, device=target.device), requires_grad=False)
+        self.generation_config = GenerationConfig(
+            num_assistant_tokens=gamma, num_assistant_tokens_schedule="constant", assistant_confidence_threshold=0.0
+        )
+        self.session: Any = None
+        self.prefix: list[int] = []
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        raise SpecdecError("an assistant of a drafter only drafts: give it to generate as assistant_model")
+
+    def generate(self, input_ids: torch.Tensor, max_new_tokens: int, **asked: Any) -> GenerateDecoderOnlyOutput:  # type: ignore[override]
+        """A draft as transformers takes it: `sequences` `[1, n + g]` and `scores`, g tensors `[1, V]` of log q.
+
+        Args:
+            input_ids: the text so far, `[1, n]`.
+            max_new_tokens: at most so many.
+            asked: of which `generation_config` says whether to sample, and `logits_processor` is the target's own
+                list, temperature and truncations included.
+        """
+        prefix = input_ids[0].tolist()
+        if self.session is None or prefix[: len(self.prefix)] != self.prefix:
+            self.session = self.drafter.start(self.config.vocab_size)
+        self.prefix = prefix
+        sampling = Sampling(
+            1.0 if asked["generation_config"].do_sample else 0.0, processors=tuple(asked.get("logits_processor") or ())
+        )
+        random = Random(int(torch.randint(1 << 62, ())))  # follows the caller's torch.manual_seed
+        draft = self.session.propose(prefix, max_new_tokens, sampling, random)
+        if not draft.tokens:
+            draft = Draft(prefix[-1:])
+        like = torch.zeros(len(draft.tokens), self.config.vocab_size, device=self.device)
+        scores = draft.q(like).log()
+        text: Any = torch.cat([input_ids, torch.tensor([draft.tokens], device=self.device)], dim=1)
+        return GenerateDecoderOnlyOutput(sequences=text, scores=tuple(scores[:, None].float()))
