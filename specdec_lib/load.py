@@ -52,8 +52,7 @@ def load_pair(
     label = type(draft).__name__
     if tokenizers not in TOKENIZERS:
         raise SpecdecError(f"unknown tokenizers {tokenizers!r}: use one of {', '.join(TOKENIZERS)}")
-    model, tokenizer = load_model(target, device, dtype), load_tokenizer(target)
-    bridged: list[str] = []
+    compared: list[str] = []  # draft models whose tokenizer was seen
     if isinstance(draft, (str, os.PathLike)):
         label = str(draft)
 
@@ -61,34 +60,45 @@ def load_pair(
             source = packaged_drafts().get(name, name)
             if is_draft(source):
                 return load_draft(source, target_hash(target), device, dtype)
-            bridged.append(name)
-            return fitted(load_model(source, device, dtype), model, source, tokenizer, tokenizers)
+            own = _own_tokenizer(source, target, tokenizers)
+            model = load_model(source, device, dtype)
+            if own is None:
+                return model
+            compared.append(name)
+            if tokenizers == "same":
+                return model
+            return (TextDrafter if tokenizers == "text" else SharedVocabularyDrafter)(
+                model, own, load_tokenizer(target)
+            )
 
         draft = load_drafter(draft, load)
-    if tokenizers != "same" and not bridged:
+    if tokenizers != "same" and not compared:
         raise SpecdecError(
             f"tokenizers={tokenizers!r} is for a draft model with a folder of its own, not for {label}: leave it out"
         )
-    return Pair(model, draft, tokenizer, description=f"target {target}, draft {label}")
+    model = load_model(target, device, dtype)
+    if compared and hasattr(draft, "config") and not (is_encoder_decoder(draft) or is_encoder_decoder(model)):
+        draft = ModelDrafter(draft) if vocabulary_size(draft) != vocabulary_size(model) else draft
+    return Pair(model, draft, load_tokenizer(target), description=f"target {target}, draft {label}")
 
 
-def fitted(draft: Any, target: Any, source: str | os.PathLike, target_tokenizer: Any, tokenizers: str) -> Any:
-    """A draft model as it can draft for the target, checked by what the tokens are, not by how many."""
-    if tokenizers == "text":
-        return TextDrafter(draft, load_tokenizer(source), target_tokenizer)
-    if tokenizers == "shared":
-        return SharedVocabularyDrafter(draft, load_tokenizer(source), target_tokenizer)
+def _own_tokenizer(source: str | os.PathLike, target: str | os.PathLike, tokenizers: str) -> Any:
+    """The draft's tokenizer, compared with the target's by what the tokens are, not by how many there are.
+
+    None for a draft without one, which then was made for the target's.
+    """
     try:
-        differs = difference(load_tokenizer(source), target_tokenizer)
-    except SpecdecError:  # a draft without a tokenizer was made for the target's
-        return draft
-    if differs:
+        own = load_tokenizer(source)
+    except SpecdecError:
+        if tokenizers != "same":
+            raise
+        return None
+    if tokenizers == "same" and (differs := difference(own, load_tokenizer(target))):
         raise SpecdecError(
             f"{source} has another vocabulary than the target ({differs}): load_pair(..., tokenizers='text') "
             "re-encodes its text, tokenizers='shared' drafts with the tokens that both know"
         )
-    fits = vocabulary_size(draft) == vocabulary_size(target) or is_encoder_decoder(draft) or is_encoder_decoder(target)
-    return draft if fits else ModelDrafter(draft)  # Pair has its say about encoder-decoders
+    return own
 
 
 def default_draft(target: str | os.PathLike) -> str:
