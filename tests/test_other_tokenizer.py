@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 import torch
-from conftest import ALPHABET, SPECIAL, tiny_model, tiny_tokenizer
+from tiny import ALPHABET, SPECIAL, tiny_model, tiny_tokenizer
 from transformers import RepetitionPenaltyLogitsProcessor
 
 import specdec_lib as sd
@@ -37,7 +37,7 @@ def byte_level(tokens, merges=()):
 
 
 def merged():
-    """The conftest's letters in another order, with pairs of them as tokens, and another name for the end."""
+    """`tiny_tokenizer`'s letters in another order, with pairs of them as tokens, and another name for the end."""
     merges = [("a", "b"), ("t", "h"), ("th", "e"), ("Ġ", "a"), ("c", "a"), ("e", "e")]
     return byte_level(["</s>", "<unk>", *reversed(ALPHABET), *("".join(m) for m in merges)], merges)
 
@@ -145,7 +145,7 @@ def test_the_law_is_the_targets(how, padded, options):
 
 
 def test_a_law_that_was_not_drawn_from_is_found_out():
-    """The draft's law before it was restricted, cut to the shared tokens but not renormalised, fails the same test."""
+    """Weights that sum to a half, as of a law that was restricted but not renormalised, fail the same test."""
     other, own = byte_level(["<eos>", "<unk>", "a", "b"]), byte_level(["</s>", "b", "c", "a", "<unk>"])
     target, model = model_for(other, 3), model_for(own, 5)
     honest = sd.SharedVocabularyDrafter(model, own, other)
@@ -335,7 +335,7 @@ def test_the_law_with_a_padded_vocabulary(target_size, size):
 
 @pytest.fixture(scope="module")
 def other_folder(tmp_path_factory):
-    """A model of as many tokens as conftest's, in another order."""
+    """A model of as many tokens as `tiny_tokenizer`'s, in another order."""
     folder = tmp_path_factory.mktemp("other")
     tokenizer = byte_level([*SPECIAL, *reversed(ALPHABET)])
     tokenizer.save_pretrained(folder)
