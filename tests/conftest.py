@@ -9,6 +9,8 @@ os.environ.update(
 import pytest
 from tiny import tiny_model, tiny_tokenizer
 
+collect_ignore = ["conftest.py"]  # not a module of doctests: `cases` has one of the same name
+
 
 @pytest.fixture(scope="session")
 def packaged_folder():
