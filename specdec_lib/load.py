@@ -19,7 +19,7 @@ from .drafters.other_tokenizer import difference
 from .errors import SpecdecError
 from .models import Pair, load_model, load_tokenizer
 from .models.drafts import is_draft, load_draft, packaged_drafts, read_manifest, target_hash
-from .models.pair import PACKAGED, is_encoder_decoder, vocabulary_size
+from .models.pair import AUTO, PACKAGED, is_encoder_decoder, vocabulary_size
 
 LOOKUP = "lookup"
 TOKENIZERS = ("same", "text", "shared")
@@ -40,7 +40,8 @@ def load_pair(
         target: `"packaged"`, a model folder, or a hub id (resolved only when named).
         draft: a drafter, a model in memory, or a name: of a packaged draft, a folder, a hub id, `"lookup"`, or
             `"lookup+small"`, where the first that has a proposal wins.  None takes `default_draft(target)`.
-        device: `"cpu"`, `"cuda"`, `"cuda:1"`; None takes the GPU if there is one.
+        device: `"cpu"`, `"cuda"`, `"cuda:1"`; None takes the GPU if there is one.  `"auto"` lets accelerate spread a
+            target that is larger than one GPU; its draft goes where None would put it.
         dtype: `"float32"`, `"bfloat16"`, ...; None means float32 on a CPU, bfloat16 on a GPU.
         tokenizers: `"same"` refuses a draft whose tokens are not the target's; `"text"` drafts with its text
             (`TextDrafter`), `"shared"` with the tokens that both know (`SharedVocabularyDrafter`).
@@ -55,13 +56,14 @@ def load_pair(
     compared: list[str] = []  # draft models whose tokenizer was seen
     if isinstance(draft, (str, os.PathLike)):
         label = str(draft)
+        beside = None if device == AUTO else device
 
         def load(name: str) -> Any:
             source = packaged_drafts().get(name, name)
             if is_draft(source):
-                return load_draft(source, target_hash(target), device, dtype)
+                return load_draft(source, target_hash(target), beside, dtype)
             own = _own_tokenizer(source, target, tokenizers)
-            model = load_model(source, device, dtype)
+            model = load_model(source, beside, dtype)
             if own is None:
                 return model
             compared.append(name)

@@ -107,6 +107,8 @@ def unsupported(model: Any) -> str | None:
     config = model.config
     if config.model_type not in ("llama", "qwen2", "shortlist_llama"):
         return f"model type {config.model_type}"
+    if len(set((getattr(model, "hf_device_map", None) or {}).values())) > 1:
+        return "spread over several devices"
     if config.hidden_act != "silu":
         return f"activation {config.hidden_act}"
     if any(kind != "full_attention" for kind in getattr(config, "layer_types", None) or []):

@@ -18,6 +18,7 @@ log = logging.getLogger(__name__)
 
 DTYPES = {str(t).removeprefix("torch."): t for t in (torch.float32, torch.float64, torch.bfloat16, torch.float16)}
 PACKAGED = "packaged"  # the name of the default target
+AUTO = "auto"  # the device of a model that accelerate spreads over all there are
 
 
 @dataclass
@@ -128,12 +129,12 @@ def check_vocabulary(target: Any, draft: Any) -> None:
 
 def device_and_dtype(device: str | None, dtype: str | torch.dtype | None) -> tuple[torch.device, torch.dtype]:
     """CUDA in bfloat16 where there is a GPU, else CPU in float32, unless told otherwise."""
-    if device is None:
+    if device in (None, AUTO):
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         where = torch.device(device)
     except RuntimeError:
-        raise SpecdecError(f"unknown device {device!r}: use cpu, cuda or cuda:N") from None
+        raise SpecdecError(f"unknown device {device!r}: use cpu, cuda, cuda:N or auto") from None
     if where.type == "cuda" and not torch.cuda.is_available():
         raise SpecdecError("device cuda was asked for, but torch sees no GPU: use device='cpu'")
     if dtype is None:
@@ -156,12 +157,14 @@ def load_transformers(name: str | os.PathLike, device: str | None = None, dtype:
     from . import shortlist  # noqa: F401 - makes the drafts' architecture known to transformers
 
     where, kind = device_and_dtype(device, dtype)
+    spread = {"device_map": "auto"} if device == AUTO else {}
     source = resolve(name)
     bar = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
         two = getattr(AutoConfig.from_pretrained(source), "is_encoder_decoder", False)
-        model: Any = (AutoModelForSeq2SeqLM if two else AutoModelForCausalLM).from_pretrained(source, dtype=kind)
+        kinds = AutoModelForSeq2SeqLM if two else AutoModelForCausalLM
+        model: Any = kinds.from_pretrained(source, dtype=kind, **spread)
     except Exception as error:
         if str(name) == PACKAGED:
             packaged.verify(Path(source))  # says what is damaged and how to mend it
@@ -169,7 +172,7 @@ def load_transformers(name: str | os.PathLike, device: str | None = None, dtype:
     finally:
         if bar:
             transformers_logging.enable_progress_bar()
-    return model.to(where).eval()
+    return model.eval() if spread else model.to(where).eval()
 
 
 def load_tokenizer(name: str | os.PathLike) -> Any:
