@@ -58,9 +58,10 @@ fmt: setup  ## put code and notebooks into their normal form
 	$(BIN)/ruff format
 	$(if $(NOTEBOOKS),$(NBSTRIPOUT) $(NOTEBOOKS))
 
-bench: models  ## measure speed, overhead of a round, import; writes results/bench/ (no test)
+bench: models  ## measure speed, overhead of a round, batches, import; writes results/bench/ (no test)
 	@mkdir -p results/bench
 	@$(BIN)/python -m specdec_lib.bench.small
+	@$(BIN)/python -m specdec_lib.bench.batches
 	@$(BIN)/specdec bench --temperature 0 --temperature 1 --json results/bench/speed.json
 
 lab: models  ## open JupyterLab on the notebooks
