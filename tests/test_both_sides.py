@@ -123,3 +123,16 @@ def test_what_cannot_draft_there_is_refused():
         DrafterAssistant(PromptLookupDrafter(), tiny(), gamma=0)
     with pytest.raises(SpecdecError, match="only drafts"):
         DrafterAssistant(PromptLookupDrafter(), tiny())(torch.tensor([[1]]))
+
+
+def test_the_figure_says_every_word_once_a_side():
+    from matplotlib.figure import Figure
+
+    from specdec_lib.audit.both_sides import Finding, Outcome
+    from specdec_lib.report.sides import LOOKS, draw_sides
+
+    assert set(LOOKS) == set(WORDS)
+    axes = Figure().add_subplot()
+    draw_sides(axes, [Finding(word, word, Outcome(word, ""), Outcome(HONOURED, "")) for word in WORDS], ("a", "b"))
+    assert sorted(text.get_text() for text in axes.texts) == sorted([*WORDS, *[HONOURED] * len(WORDS)])
+    assert axes.get_ylim()[0] > axes.get_ylim()[1], "the first finding is on top"
