@@ -371,6 +371,26 @@ def test_transformers_takes_the_draft_as_its_assistant(finished):
     assert sampled.shape[1] > ids.shape[1]
 
 
+def test_transformers_feeds_the_assistant_new_tokens_only(finished):
+    from transformers import AutoModelForCausalLM
+
+    job, _, _ = finished
+    target = load_transformers(job.target, device="cpu")
+    assistant = AutoModelForCausalLM.from_pretrained(job.out)
+    assistant.generation_config.update(
+        num_assistant_tokens=3, num_assistant_tokens_schedule="constant", assistant_confidence_threshold=0.0
+    )
+    ids = torch.tensor([load_tokenizer(job.target)("user who are you?<eos>assistant ")["input_ids"]])
+    fed = []
+    assistant.model.register_forward_pre_hook(
+        lambda _, args, given: fed.append(given["input_ids"].shape[1]), with_kwargs=True
+    )
+    settings = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 24, "do_sample": False}
+    target.generate(ids, assistant_model=assistant, **settings)
+    assert fed[0] == ids.shape[1] and len(fed) > 6
+    assert max(fed[1:]) <= 3 + 1  # what the target made of the last round, at most
+
+
 def test_decoding_with_the_draft_is_greedily_identical(finished):
     job, manifest, _ = finished
     draft = on_disk.load_draft(job.out, manifest["target_hash"])

@@ -96,7 +96,7 @@ def test_everything_imported_is_declared(folder, extras):
     distributions = metadata.packages_distributions()
     undeclared = []
     for path in sorted((ROOT / folder).rglob("*.py")):
-        local = {"specdec_lib", "tests", *(p.stem for p in path.parent.glob("*.py"))}
+        local = {"specdec_lib", "tests", *(p.stem for p in (ROOT / folder).rglob("*.py"))}
         for name in set(imported_by(path)) - sys.stdlib_module_names - local:
             if not declared & {canonicalize_name(d) for d in distributions.get(name, [name])}:
                 undeclared.append(f"{path.relative_to(ROOT)} imports {name}")

@@ -65,6 +65,8 @@ class ShortlistLlamaForCausalLM(LlamaForCausalLM):
     def forward(
         self,
         input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,  # by name: `generate` asks the signature what it may pass on
+        position_ids: torch.Tensor | None = None,
         cache: Any = None,
         past_key_values: Any = None,  # what `cache` was called before transformers 5.24
         logits_to_keep: int = 0,
@@ -74,6 +76,7 @@ class ShortlistLlamaForCausalLM(LlamaForCausalLM):
         if labels is not None:
             raise ValueError("a shortlist draft is trained by specdec_lib.distill: it computes no loss of its own")
         held = {_CACHE: cache if cache is not None else past_key_values}
+        held |= {"attention_mask": attention_mask, "position_ids": position_ids}
         out = self.model(input_ids=self.token_index[input_ids], **held, **kwargs)
         scores = self.lm_head(out.last_hidden_state[:, -logits_to_keep:] if logits_to_keep else out.last_hidden_state)
         logits = scores.new_full((*scores.shape[:-1], self.config.vocab_size), float("-inf"))
