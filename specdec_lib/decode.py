@@ -101,13 +101,12 @@ def generate(
                 "use another rule for gamma, or a draft model"
             )
         drafter = drafter.with_confidence(lengths.confidence)
-    next_law = _asks_next_law(rule)
-    if next_law and getattr(drafter, "confidence", False):
+    if rule.next_law and getattr(drafter, "confidence", False):
         # of the token past the draft only the law may be used, and here it decided where the draft ends
         raise SpecdecError(f"{rule.name} needs drafts whose length does not depend on their tokens: use no confidence")
     return _run(
         pair, prompts, drafter, lengths, max_new_tokens, sampling, rule, seed, eos, on_round,
-        min_new_tokens, stop, criteria, processors, logprobs, on_text, batch_size, next_law,
+        min_new_tokens, stop, criteria, processors, logprobs, on_text, batch_size,
     )  # fmt: skip
 
 
@@ -140,16 +139,6 @@ def generate_plain(
     )  # fmt: skip
 
 
-def _asks_next_law(rule: Verifier) -> bool:
-    """Whether the rule's bonus token depends on the draft too, as that of `verify.lossy.ensemble`; it says so."""
-    two = torch.full((2, 2), 0.5)
-    try:
-        rule.correction(two, two[:1], [0], 1)
-    except SpecdecError:
-        return True
-    return False
-
-
 def check_lengths(gamma: int, max_new_tokens: int) -> None:
     """Refuse a draft length below 1 and a negative number of tokens."""
     check_gamma(gamma)
@@ -179,7 +168,6 @@ def _run(
     logprobs: bool,
     on_text: Callable[[int, str], None] | None,
     batch_size: int,
-    next_law: bool = False,
 ) -> Generation:
     if max_new_tokens is not None:
         _check_count("max_new_tokens", max_new_tokens)
@@ -206,7 +194,7 @@ def _run(
         rows.append(Row(index, list(ids), len(ids), length, how, Random(f"{seed}/{index}"), at_end))
 
     start = perf_counter()
-    call = Call(pair.target, drafter, lengths.start(), rule, stopping, logprobs, next_law)
+    call = Call(pair.target, drafter, lengths.start(), rule, stopping, logprobs)
     tidies = bool(getattr(pair.tokenizer, "clean_up_tokenization_spaces", False))
     streams = [TextStream(stopping, tidies) for _ in rows]
     traces: list[list[Round]] = [[] for _ in rows]

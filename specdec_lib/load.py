@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,7 @@ def load_pair(
     if tokenizers not in TOKENIZERS:
         raise SpecdecError(f"unknown tokenizers {tokenizers!r}: use one of {', '.join(TOKENIZERS)}")
     compared: list[str] = []  # draft models whose tokenizer was seen
+    target_tokenizer = cache(lambda: load_tokenizer(target))
     if isinstance(draft, (str, os.PathLike)):
         label = str(draft)
         beside = None if device == AUTO else device
@@ -62,16 +64,14 @@ def load_pair(
             source = packaged_drafts().get(name, name)
             if is_draft(source):
                 return load_draft(source, target_hash(target), beside, dtype)
-            own = _own_tokenizer(source, target, tokenizers)
+            own = _own_tokenizer(source, target_tokenizer, tokenizers)
             model = load_model(source, beside, dtype)
             if own is None:
                 return model
             compared.append(name)
             if tokenizers == "same":
                 return model
-            return (TextDrafter if tokenizers == "text" else SharedVocabularyDrafter)(
-                model, own, load_tokenizer(target)
-            )
+            return (TextDrafter if tokenizers == "text" else SharedVocabularyDrafter)(model, own, target_tokenizer())
 
         draft = load_drafter(draft, load)
     if tokenizers != "same" and not compared:
@@ -81,10 +81,10 @@ def load_pair(
     model = load_model(target, device, dtype)
     if compared and hasattr(draft, "config") and not (is_encoder_decoder(draft) or is_encoder_decoder(model)):
         draft = ModelDrafter(draft) if vocabulary_size(draft) != vocabulary_size(model) else draft
-    return Pair(model, draft, load_tokenizer(target), description=f"target {target}, draft {label}")
+    return Pair(model, draft, target_tokenizer(), description=f"target {target}, draft {label}")
 
 
-def _own_tokenizer(source: str | os.PathLike, target: str | os.PathLike, tokenizers: str) -> Any:
+def _own_tokenizer(source: str | os.PathLike, target_tokenizer: Callable[[], Any], tokenizers: str) -> Any:
     """The draft's tokenizer, compared with the target's by what the tokens are, not by how many there are.
 
     None for a draft without one, which then was made for the target's.
@@ -95,7 +95,7 @@ def _own_tokenizer(source: str | os.PathLike, target: str | os.PathLike, tokeniz
         if tokenizers != "same":
             raise
         return None
-    if tokenizers == "same" and (differs := difference(own, load_tokenizer(target))):
+    if tokenizers == "same" and (differs := difference(own, target_tokenizer())):
         raise SpecdecError(
             f"{source} has another vocabulary than the target ({differs}): load_pair(..., tokenizers='text') "
             "re-encodes its text, tokenizers='shared' drafts with the tokens that both know"

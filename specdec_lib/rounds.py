@@ -35,8 +35,8 @@ GREEDY = VERIFIERS["greedy"]
 class Call:
     """What is the same for all rows: see `generate`.  Without a drafter it decodes plainly.
 
-    `next_law` says that the rule wants the draft's law after its last token, too: one more is drafted, and of that
-    only the law is used.
+    A rule that wants the draft's law after its last token, too (`next_law`), has one more drafted, and only the law of
+    that is used.
     """
 
     target: Any
@@ -45,7 +45,6 @@ class Call:
     rule: Verifier
     stopping: Stopping
     logprobs: bool
-    next_law: bool
 
 
 @dataclass
@@ -102,7 +101,7 @@ def decode_together(call: Call, rows: list[Row]) -> Iterator[Round]:
     while rows:
         start = perf_counter()
         # a round emits one token more than it accepts
-        gammas = [min(call.schedule.next(row.index), row.remaining - 1) + call.next_law for row in rows]
+        gammas = [min(call.schedule.next(row.index), row.remaining - 1) + call.rule.next_law for row in rows]
         drafts = drafting.propose(
             [row.prefix for row in rows], gammas, [row.sampling for row in rows], [row.random for row in rows]
         )
@@ -176,7 +175,7 @@ def settle(call: Call, row: Row, draft: Draft, logits: torch.Tensor) -> dict[str
 
 def to_verify(call: Call, draft: Draft) -> list[int]:
     """The draft, or all but its last token where that was only drawn for its law."""
-    if not call.next_law:
+    if not call.rule.next_law:
         return draft.tokens
     if not draft.tokens:
         raise SpecdecError(

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import specdec_lib as sd
+from specdec_lib.audit.both_sides import disturbed
 from specdec_lib.audit.identity import compare
 from specdec_lib.bench.prompts import load_prompts
 from specdec_lib.decode import summarise
@@ -21,22 +22,13 @@ KINDS = ["llama", "qwen2", "gpt2", "gemma"]
 PROMPT = [5, 9, 17, 3, 8, 9, 17, 3]
 
 
-def noisy(model, noise, seed=0):
-    """A draft of any quality: the target with noise on its weights."""
-    with torch.random.fork_rng(), torch.no_grad():
-        torch.manual_seed(seed)
-        for weight in model.parameters():
-            weight.add_(noise * weight.std() * torch.randn_like(weight))
-    return model
-
-
 @pytest.fixture(scope="module")
 def tiny(tiny_folder):
     """`tiny(kind, noise) -> Pair`: a tiny target and a noisy copy of it as the draft."""
 
     def make(kind="llama", noise=0.3):
         target = load_model(tiny_folder(kind), device="cpu")
-        draft = noisy(load_transformers(tiny_folder(kind), device="cpu"), noise)
+        draft = disturbed(load_transformers(tiny_folder(kind), device="cpu"), noise)
         return sd.Pair(target, draft, load_tokenizer(tiny_folder(kind)))
 
     return make

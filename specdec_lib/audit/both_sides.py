@@ -160,12 +160,16 @@ def tiny(seed: int = 0, vocabulary: int = len(LETTERS), **shape: Any) -> Any:
 
 def noisy(seed: int = 0, noise: float = 0.05) -> Any:
     """`tiny(seed)` with noise on its weights: a draft that is right now and then.  It drafts five tokens."""
-    model = tiny(seed)
+    return drafting(disturbed(tiny(seed), noise, seed=1), 5)
+
+
+def disturbed(model: Any, noise: float, seed: int = 0) -> Any:
+    """The model with noise on its weights, in place: a draft of any quality for the model that it was."""
     with torch.random.fork_rng([]), torch.no_grad():
-        torch.manual_seed(1)
+        torch.manual_seed(seed)
         for weight in model.parameters():
             weight.add_(noise * weight.std() * torch.randn_like(weight))
-    return drafting(model, 5)
+    return model
 
 
 def drafting(model: Any, gamma: int) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ..drafters import ComposedDrafter, ModelDrafter
+from ..drafters.model import in_common
 from ..models.fast import FastLlama
 from ..models.pair import Pair, vocabulary_size
 from ..models.session import open_session
@@ -73,9 +74,7 @@ class Remembered(FastLlama):
         """Run the model over what its session does not hold of `text`, and note the logits after the `prefixes`."""
         if len(self._known) + len(prefixes) > self._most:
             self._known.clear()
-        common = min(len(self._held), len(prefixes[0]) - 1)
-        while self._held[:common] != text[:common]:
-            common -= 1
+        common = in_common(self._held, text[: len(prefixes[0])])
         self._session.rollback(common)
         rest = torch.tensor([text[common:]], device=self.device)
         rows = self._session.feed(rest, last=len(prefixes))[0]

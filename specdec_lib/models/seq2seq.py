@@ -15,14 +15,13 @@ model takes `encoder_outputs` in place of a source.
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import torch
 
 from ..errors import SpecdecError
 from .pair import start_marker, vocabulary_size
-from .session import _check_rollback
+from .session import _check_rollback, cache_keyword
 
 
 class EncoderDecoderSession:
@@ -41,7 +40,7 @@ class EncoderDecoderSession:
             raise SpecdecError(
                 f"{type(model).__name__} names no decoder_start_token_id: set it in the model's config.json"
             )
-        self._keyword = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+        self._keyword = cache_keyword(model.forward) or "past_key_values"
         self._source = torch.empty(batch, 0, dtype=torch.long, device=model.device)
         self._encode()
 

@@ -11,6 +11,7 @@ The only module that knows how transformers keeps its cache.  What it relies on,
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -40,6 +41,12 @@ class Session(Protocol):
 def _check_rollback(length: int, held: int) -> None:
     if not 0 <= length <= held:
         raise ValueError(f"cannot roll back to length {length}: the session holds {held} tokens")
+
+
+def cache_keyword(forward: Callable[..., Any]) -> str | None:
+    """What a transformers forward pass calls its cache; None where it takes none."""
+    parameters = inspect.signature(forward).parameters
+    return next((name for name in ("cache", "past_key_values") if name in parameters), None)
 
 
 class FastSession:
@@ -90,12 +97,11 @@ class TransformersSession:
                 f"{name} keeps a sliding-window or recurrent state, which cannot be rolled back here: "
                 "use a model with full attention"
             )
-        parameters = inspect.signature(inner.forward).parameters
-        keywords = [k for k in ("cache", "past_key_values") if k in parameters]
-        if not keywords:
+        keyword = cache_keyword(inner.forward)
+        if keyword is None:
             raise SpecdecError(f"{name} takes no cache in its forward pass: use a decoder-only language model")
-        self._keyword = keywords[0]
-        self._known = set(parameters)
+        self._keyword = keyword
+        self._known = set(inspect.signature(inner.forward).parameters)
 
     @property
     def length(self) -> int:

@@ -11,14 +11,15 @@ To the outside it is an ordinary transformers causal language model of full voca
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, LlamaModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-_CACHE = "cache" if "cache" in inspect.signature(LlamaModel.forward).parameters else "past_key_values"
+from .session import cache_keyword
+
+_CACHE = cache_keyword(LlamaModel.forward) or "past_key_values"
 
 
 class ShortlistLlamaConfig(LlamaConfig):

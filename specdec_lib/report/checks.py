@@ -58,11 +58,16 @@ def draw_kills(axes: Axes, matrix: pd.DataFrame, checks: Mapping[str, str], cont
     found = matrix.iloc[controls:][list(checks)].sum()
     heads = [f"{label}\n{found[check]} of {faults}" for check, label in checks.items()]
     axes.axhline(faults - 0.5, color="black", linewidth=1)
-    axes.set(xticks=range(len(checks)), yticks=range(len(rows)), xlim=(-0.5, len(checks) - 0.5))
+    frame(axes, rows, len(checks))
     axes.set_xticklabels(heads, fontsize=9)
+
+
+def frame(axes: Axes, rows: Sequence[str], columns: int) -> None:
+    """Axes as a table: the rows' names on the left, the first at the top, room for the columns' heads above."""
+    axes.set(xticks=range(columns), yticks=range(len(rows)))
+    axes.set(xlim=(-0.5, columns - 0.5), ylim=(len(rows) - 0.5, -0.5))
     axes.set_yticklabels(rows, fontsize=9)
     axes.xaxis.tick_top()
-    axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.tick_params(length=0)
     axes.grid(visible=False)
     for side in ("left", "bottom"):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from .checks import frame
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -36,11 +38,5 @@ def draw_sides(axes: Axes, findings: Sequence[Finding], heads: tuple[str, str]) 
                 weight="bold" if outcome.word == "breaks" else "normal",
                 bbox={"facecolor": fill, "edgecolor": "none", "pad": 1} if hatch else None,
             )  # fmt: skip
-    axes.set(xticks=[0, 1], yticks=range(len(findings)), xlim=(-0.5, 1.5), ylim=(len(findings) - 0.5, -0.5))
+    frame(axes, [finding.name for finding in findings], len(heads))
     axes.set_xticklabels(heads)
-    axes.set_yticklabels([finding.name for finding in findings], fontsize=9)
-    axes.xaxis.tick_top()
-    axes.tick_params(length=0)
-    axes.grid(visible=False)
-    for side in ("left", "bottom"):
-        axes.spines[side].set_visible(False)

@@ -31,6 +31,7 @@ class Verifier:
         lossless: whether the output law is the target's.
         source: the publication that states the rule.
         at_zero: whether the rule decodes at temperature 0 from the target's law at temperature 1.
+        next_law: whether the token after a whole draft depends on the draft's law there, so that `q` has `g + 1` rows.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Verifier:
     lossless: bool
     source: str
     at_zero: bool = field(default=False, kw_only=True)
+    next_law: bool = field(default=False, kw_only=True)
 
 
 VERIFIERS = {

@@ -245,7 +245,8 @@ def ensemble(w: Any, bonus: str = "mixture") -> LossyVerifier:
         return mixture(p[n], q[n])
 
     source = "DIVERSE, arXiv 2604.07622"
-    return LossyVerifier(f"ensemble({w}, {bonus})", accepted, correction, w == 1, source, keeps, residual)
+    name, next_law = f"ensemble({w}, {bonus})", bonus == "mixture"
+    return LossyVerifier(name, accepted, correction, w == 1, source, keeps, residual, next_law=next_law)
 
 
 # -- typical acceptance --------------------------------------------------------------------------------

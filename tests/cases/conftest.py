@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from kit import noisy
 
 import specdec_lib as sd
+from specdec_lib.audit.both_sides import disturbed
 from specdec_lib.models import load_model, load_tokenizer, load_transformers
 
 
@@ -33,7 +33,7 @@ def tiny(tiny_folder):
         key = (kind, noise, *settings.items())
         if key not in made:
             folder = tiny_folder(kind, **settings)
-            draft = noisy(load_transformers(folder, "cpu", "float64"), noise)
+            draft = disturbed(load_transformers(folder, "cpu", "float64"), noise)
             pair = sd.Pair(load_model(folder, "cpu", "float64"), draft, load_tokenizer(folder))
             made[key] = Case(pair, load_transformers(folder, "cpu", "float64"))
         return made[key]

@@ -76,12 +76,3 @@ def law_of(write):
 
 def total_variation(a, b):
     return sum(abs(a.get(k, 0.0) - b.get(k, 0.0)) for k in {*a, *b}) / 2
-
-
-def noisy(model, noise, seed=0):
-    """A draft of any quality: a model with noise on its weights."""
-    with torch.random.fork_rng(), torch.no_grad():
-        torch.manual_seed(seed)
-        for weight in model.parameters():
-            weight.add_(noise * weight.std() * torch.randn_like(weight))
-    return model
