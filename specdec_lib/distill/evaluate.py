@@ -20,7 +20,7 @@ import torch
 from ..bench.prompts import Prompt
 from ..decode import generate_plain
 from ..distributions import overlap, softmax
-from ..drafters import NGramDrafter
+from ..drafters import NGramDrafter, SharedVocabularyDrafter
 from ..models import Pair, open_session
 from ..models.pair import vocabulary_size
 
@@ -93,7 +93,14 @@ def _read(file: Path) -> list[Answer]:
 
 
 def draft_logits(draft: Any, ids: Sequence[int], last: int, vocabulary: int) -> torch.Tensor:
-    """Logits after the last `last` of `ids`, `[last, vocabulary]`, of a model or of a table (0 and minus infinity)."""
+    """Logits after the last `last` of `ids`, `[last, vocabulary]`: of a model, of a table (0 and minus infinity), or
+    of a draft with other tokens, all on token 0 where it cannot say anything.
+    """
+    if isinstance(draft, SharedVocabularyDrafter):
+        session = draft.start(vocabulary)
+        nothing = torch.full((vocabulary,), -torch.inf).index_fill(0, torch.tensor([0]), 0)
+        found = [session.logits(list(ids[:end])) for end in range(len(ids) - last + 1, len(ids) + 1)]
+        return torch.stack([nothing if logits is None else logits.float().cpu() for logits in found])
     if isinstance(draft, NGramDrafter):
         reach = max(draft.order - 1, 1)
         tokens = [draft.following(ids[max(end - reach, 0) : end]) for end in range(len(ids) - last + 1, len(ids) + 1)]

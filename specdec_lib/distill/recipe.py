@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from ..bench.prompts import load_prompts
+from ..drafters import SharedVocabularyDrafter
 from ..errors import SpecdecError, first_line
 from ..models import Pair, load_model, load_tokenizer, load_transformers
 from ..models.drafts import local_folder, read_manifest, target_hash, write_draft
@@ -31,6 +32,7 @@ from .folder import TextFolder
 from .needs import check_needs
 from .progress import Board
 from .text import LENGTH, ROWS, Turns
+from .tokenizer import OwnText, ordinary, own_table, smallest, tokenizer_of
 from .train import Recipe, Text, build, entry_table, evaluate, fast_bfloat16, train
 from .unseen import rows_with, split
 
@@ -42,10 +44,11 @@ class Job:
     Attributes:
         out: folder of the draft; its name is the draft's.
         target: `"packaged"`, a model folder or a hub id.
-        kind: `"model"`, or `"ngram"` for a table, which the attributes from `layers` to `rate` do not concern.
+        kind: `"model"`; `"tokenizer"` for a model with a tokenizer of its own; or `"ngram"` for a table, which the
+            attributes from `layers` to `rate` do not concern.
         tokens: of the target's text to train on.
         layers, width, heads: shape of the draft.
-        shortlist: how many tokens it can propose.
+        shortlist: how many tokens it can propose: of the target's, or of its own tokenizer.
         passes: over the text.
         batch: rows a step.
         rate: peak learning rate.
@@ -83,8 +86,8 @@ class Job:
     every: float = 60.0
 
     def __post_init__(self) -> None:
-        if self.kind not in ("model", "ngram"):
-            raise SpecdecError(f"unknown kind of draft {self.kind!r}: use 'model' or 'ngram'")
+        if self.kind not in ("model", "tokenizer", "ngram"):
+            raise SpecdecError(f"unknown kind of draft {self.kind!r}: use 'model', 'tokenizer' or 'ngram'")
         whole = ("tokens", "layers", "width", "heads", "shortlist", "batch", "max_new_tokens", "rows")
         for name in (*whole, "passes", "rate", *(["budget"] if self.budget is not None else [])):
             value = getattr(self, name)
@@ -123,6 +126,7 @@ class Ready:
         """The folder of this training: the same job finds it again, another one does not."""
         job = self.job
         identity = [asdict(job.recipe), self.hash, job.tokens, job.rows, job.length]
+        identity += [job.kind] if job.kind == "tokenizer" else []
         digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:8]
         return self.text.path / "runs" / f"{job.layers}x{job.width}-{digest}"
 
@@ -150,18 +154,24 @@ def distill(job: Job, board: Board | None = None) -> dict:
         },
         "versions": versions(),
     }
+    tokenizer = None
     if job.kind == "ngram":
         with board.step("fitting the n-gram table"):
             draft, trials = ngram.choose(train_text, held_out)
         story["trials"] = trials
         scored: Any = draft
     else:
-        draft, training = train_model(ready, train_text, held_out, board)
+        if job.kind == "tokenizer":
+            tokenizer = tokenizer_of(ready.run, train_text, job.shortlist, ready.tokenizer)
+            train_text, held_out = (OwnText(t, tokenizer, ready.tokenizer) for t in (train_text, held_out))
+        draft, training = train_model(ready, train_text, held_out, board, tokenizer)
         story |= {"recipe": asdict(job.recipe), "training": training}
         scored = FastLlama(draft)
+        if tokenizer is not None:
+            scored = SharedVocabularyDrafter(scored, tokenizer, ready.tokenizer)
     del train_text, held_out
     story["benchmark"] = measure(ready, scored, board)
-    written = write_draft(job.out, draft, story)
+    written = write_draft(job.out, draft, story, tokenizer)
     board.say(summary(job.out, written))
     return written
 
@@ -193,6 +203,8 @@ def prepare(job: Job) -> Ready:
         raise SpecdecError(
             f"an n-gram table takes up to 65,536 tokens, {job.target} has {model.vocab_size}: use a model"
         )
+    if job.kind == "tokenizer" and job.shortlist < (least := smallest(tokenizer)):
+        raise SpecdecError(f"a tokenizer for {job.target} has at least {least} tokens: use a larger shortlist")
     for prompt in prompts:
         if (ids := len(encode(tokenizer, prompt))) + job.max_new_tokens > limit:
             raise SpecdecError(
@@ -238,23 +250,30 @@ def read_text(ready: Ready, shards: list[Path], board: Board) -> tuple[Text, Tex
     return train_text, held_out, left_out
 
 
-def train_model(ready: Ready, text: Text, held_out: Text, board: Board) -> tuple[Any, dict]:
-    """The trained draft, with weights that float16 can hold, and the story of its training."""
+def train_model(ready: Ready, text: Text, held_out: Text, board: Board, tokenizer: Any = None) -> tuple[Any, dict]:
+    """The trained draft, with weights that float16 can hold, and the story of its training.
+
+    Args:
+        text, held_out: in the target's tokens, or in those of `tokenizer`, the draft's own.
+    """
     job, recipe = ready.job, ready.job.recipe
     target = load_transformers(ready.folder, "cpu", "float32")
     table = target.get_input_embeddings().weight.detach().clone()
     del target
-    model_config = ready.config.get_text_config()
-    end = ready.turns.ends[0] if model_config.eos_token_id is None else model_config.eos_token_id
+    special, ends = ready.config.get_text_config(), ready.turns.ends
+    if tokenizer is not None:
+        table, special = own_table(table, tokenizer, ready.tokenizer), tokenizer
+        ends = Turns.of(tokenizer).ends
+    end = ends[0] if special.eos_token_id is None else special.eos_token_id
     settings = {
-        "bos_token_id": model_config.bos_token_id,
+        "bos_token_id": special.bos_token_id,
         "eos_token_id": end,
-        "pad_token_id": model_config.pad_token_id if model_config.pad_token_id is not None else np.ravel(end)[0].item(),
+        "pad_token_id": special.pad_token_id if special.pad_token_id is not None else np.ravel(end)[0].item(),
         "max_position_embeddings": ready.context,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
     }
     counts = expected_counts(text, len(table))
-    shortlist = choose_shortlist(counts, recipe.shortlist, [*ready.turns.ends, *np.ravel(end)])
+    shortlist = choose_shortlist(counts, recipe.shortlist, [*ends, *np.ravel(end)])
     model = build(recipe, shortlist, table, settings)
     board.say(f"draft: {sum(p.numel() for p in model.parameters()):,} parameters; its run is {ready.run}")
 
@@ -275,7 +294,7 @@ def train_model(ready: Ready, text: Text, held_out: Text, board: Board) -> tuple
         "on_training_text": evaluate(model, text, entries),
         "on_held_out_text": evaluate(model, held_out, entries),
     }
-    return model.eval(), {
+    return (model if tokenizer is None else ordinary(model)).eval(), {
         "device": ready.device,
         "parameters": sum(p.numel() for p in model.parameters()),
         "tokens": curve[-1]["tokens"],

@@ -19,7 +19,7 @@ from ..errors import SpecdecError
 from ..models.pair import vocabulary_size
 from ..stopping import UNFINISHED
 from .base import Draft, Drafter, Sampling
-from .model import Drawing, Limits, ModelDraftSession, as_drafter, check_confidence, check_draft_model
+from .model import Drawing, ModelDraftSession, as_drafter, check_confidence, check_draft_model
 
 LOOKBACK = 10  # tokens of the text that a draft's text is re-encoded with, so that they meet as they would in a text
 
@@ -122,16 +122,25 @@ class SharedSession:
         self.own = torch.tensor(list(self.own_token.values()), device=device)
 
     def propose(self, prefix: list[int], gamma: int, sampling: Sampling, random: Random) -> Draft:
-        own, finished = self.bridge.draft_tokens(prefix)
-        limits: Limits = self.reader.limits
-        # the draft cannot read the first half of a character, so it has nothing to say about the second
-        if not finished or not own or max(own) >= limits.rows or (gamma := limits.length(own, gamma)) < 1:
+        own = self.own_tokens(prefix)
+        if not own or (gamma := self.reader.limits.length(own, gamma)) < 1:
             return Draft([])
         drawing = Drawing(prefix, gamma, sampling, random, self.confidence)
         wanted = drawing.step(self.restricted(self.reader.catch_up(own)))
         while wanted:
             wanted = drawing.step(self.restricted(self.reader.feed([self.own_token[drawing.tokens[-1]]])))
         return drawing.draft()
+
+    def own_tokens(self, prefix: list[int]) -> list[int]:
+        """`prefix` in the draft's tokens, none where it cannot read it: half a character, or a token without a row."""
+        own, finished = self.bridge.draft_tokens(prefix)
+        # the draft cannot read the first half of a character, so it has nothing to say about the second
+        return own if finished and own and max(own) < self.reader.limits.rows else []
+
+    def logits(self, prefix: list[int]) -> torch.Tensor | None:
+        """What the draft says after `prefix`, `[V]` in the target's tokens; None where it cannot read it."""
+        own = self.own_tokens(prefix)
+        return self.restricted(self.reader.catch_up(own)) if own else None
 
     def restricted(self, logits: torch.Tensor) -> torch.Tensor:
         """Logits `[V]` of the target's tokens from the draft's own."""

@@ -1,8 +1,9 @@
 """Drafts on disk: a folder with weights, configuration and a manifest that says what they were made for and how.
 
-    model.safetensors   a shortlist model in float16, or
+    model.safetensors   a shortlist model in float16, or an ordinary one with a tokenizer of its own, or
     table.safetensors   an n-gram table
     config.json         of the model
+    tokenizer.json ...  of a model that has its own
     manifest.json       kind, target_hash, size and SHA-256 of each file, and the whole story of the training
 
 The packaged drafts are such folders under `data/drafts/`.  A draft works for the target whose text it learnt from;
@@ -102,13 +103,14 @@ def note_speed(folder: str | os.PathLike, name: str, speed: Mapping[str, Any]) -
     part.replace(Path(folder) / MANIFEST)
 
 
-def write_draft(folder: str | os.PathLike, draft: Any, manifest: Mapping[str, Any]) -> dict:
+def write_draft(folder: str | os.PathLike, draft: Any, manifest: Mapping[str, Any], tokenizer: Any = None) -> dict:
     """Write a draft; the folder appears whole or not at all, and replaces a draft that was there.
 
     Args:
         folder: for example `data/drafts/small`.
-        draft: a `ShortlistLlamaForCausalLM` (written in float16) or an `NGramDrafter`.
+        draft: a `ShortlistLlamaForCausalLM` (written in float16) or an `NGramDrafter`; with `tokenizer` a Llama.
         manifest: `target_hash` and whatever else is to be known; `kind`, `bytes` and `files` are added.
+        tokenizer: of a draft whose tokens are not the target's.
 
     Returns:
         The manifest as written.
@@ -119,7 +121,11 @@ def write_draft(folder: str | os.PathLike, draft: Any, manifest: Mapping[str, An
     folder.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        if isinstance(draft, ShortlistLlamaForCausalLM):
+        if tokenizer is not None:
+            kind = "tokenizer"
+            _write_model(work, draft)
+            tokenizer.save_pretrained(work)
+        elif isinstance(draft, ShortlistLlamaForCausalLM):
             kind = "model"
             _write_model(work, draft)
         else:
@@ -142,7 +148,7 @@ def write_draft(folder: str | os.PathLike, draft: Any, manifest: Mapping[str, An
     return content
 
 
-def _write_model(folder: Path, model: ShortlistLlamaForCausalLM) -> None:
+def _write_model(folder: Path, model: Any) -> None:
     from safetensors.torch import save_file
 
     tensors = {name: t for name, t in model.state_dict().items() if name != "lm_head.weight"}  # tied
