@@ -13,13 +13,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ..decode import Generation, generate, generate_plain
+from ..decode import Generation
 from ..load import load_pair
 from ..models.pair import Pair
 from ..report.environment import environment
 from ..report.folder import write_text
 from .prompts import load_prompts
 from .speed import in_turn
+from .sweep import in_turns
 
 SIZES = (1, 2, 4, 8, 16)
 RESULTS = Path(__file__).resolve().parents[2] / "results" / "bench" / "batches.json"
@@ -36,28 +37,22 @@ def throughput(
 ) -> list[dict[str, Any]]:
     """For each batch size: tokens a second plain and drafted, their ratio, and the share of time outside the models.
 
-    The first `max(sizes)` prompts are decoded at every size; medians over `repeats`, plain and drafted in turn.
+    The first `max(sizes)` prompts are decoded at every size; medians over `repeats`, all in turns.
     """
     used = list(prompts[: max(sizes)])
-    options: dict[str, Any] = {"max_new_tokens": new_tokens, "eos": []}
+    arms = {(size, g): {"batch_size": size} | ({"gamma": g} if g else {}) for size in sizes for g in (0, gamma)}
+    outs = in_turns(pair, [used] * repeats, arms, max_new_tokens=new_tokens, eos=[])
     found = []
     for size in sizes:
-        generate(pair, used[:size], gamma, batch_size=size, max_new_tokens=2 * gamma, eos=[])  # warm-up
-        runs = [
-            (
-                generate_plain(pair, used, batch_size=size, **options),
-                generate(pair, used, gamma, batch_size=size, **options),
-            )
-            for _ in range(repeats)
-        ]
+        plain, drafted = outs[size, 0], outs[size, gamma]
         found.append(
             {
                 "batch_size": size,
-                "plain_tokens_per_second": median(plain.stats.tokens_per_second for plain, _ in runs),
-                "drafted_tokens_per_second": median(drafted.stats.tokens_per_second for _, drafted in runs),
-                "speedup": median(plain.stats.seconds / drafted.stats.seconds for plain, drafted in runs),
-                "outside_plain": median(outside_share(plain) for plain, _ in runs),
-                "outside_drafted": median(outside_share(drafted) for _, drafted in runs),
+                "plain_tokens_per_second": median(out.stats.tokens_per_second for out in plain),
+                "drafted_tokens_per_second": median(out.stats.tokens_per_second for out in drafted),
+                "speedup": median(p.stats.seconds / d.stats.seconds for p, d in zip(plain, drafted, strict=True)),
+                "outside_plain": median(map(outside_share, plain)),
+                "outside_drafted": median(map(outside_share, drafted)),
             }
         )
     return found

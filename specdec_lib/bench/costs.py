@@ -15,7 +15,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter, time
 from typing import Any
@@ -32,7 +32,7 @@ from ..models.session import Session, open_session
 from ..theory import Prediction, predict
 from .packed import load_draft
 
-SWEEPS = 3  # times that each cost is taken on one text; the middle one counts
+SWEEPS = 3  # times that each cost is taken on one text
 FEWEST = 6  # of n values the extremes enclose the median with probability 1 - 2^(1-n): 95 % from n = 6 on
 
 
@@ -166,37 +166,53 @@ class CostMeter:
         sampling: as in the decoding that is to be predicted; a draft's step includes its draw.
         longest: passes are timed over 1, ..., `longest` positions; None is the larger of gamma + 1 and 8.
         seed: of the order.
+        drafts: several drafts by name, timed beside the same passes; None is the pair's own.
     """
 
-    def __init__(self, pair: Pair, gamma: int, sampling: Sampling, longest: int | None = None, seed: int = 0):
-        self.pair, self.gamma, self.sampling = pair, gamma, sampling
+    def __init__(
+        self,
+        pair: Pair,
+        gamma: int,
+        sampling: Sampling,
+        longest: int | None = None,
+        seed: int = 0,
+        drafts: Mapping[Any, Any] | None = None,
+    ):
+        self.target, self.gamma, self.sampling = pair.target, gamma, sampling
+        self.drafts = {None: pair.draft} if drafts is None else dict(drafts)
         self.positions = range(1, (longest or max(gamma + 1, 8)) + 1)
         self.order = random.Random(seed)
         self.passes: list[list[float]] = []
-        self.drafts: list[float] = []
-        self.prefills: list[tuple[float, float]] = []
+        self.reads: list[float] = []
+        self.proposals: dict[Any, list[float]] = {name: [] for name in self.drafts}
+        self.draft_reads: dict[Any, list[float]] = {name: [] for name in self.drafts}
 
     def measure(self, prompt: list[int], text: list[int]) -> None:
-        """Measure at half of `text`, as long as the context is on average while it is written."""
+        """Measure at half of `text`, as long as the context is on average while it is written; drafts all along it."""
         if not self.passes:
             self._measure(prompt, text)  # the first pass of each length prepares it
-        passes, draft, prefills = self._measure(prompt, text)
+        passes, read, proposals, draft_reads = self._measure(prompt, text)
         self.passes.append(passes)
-        self.drafts.append(draft)
-        self.prefills.append(prefills)
+        self.reads.append(read)
+        for name in self.drafts:
+            self.proposals[name].append(proposals[name])
+            self.draft_reads[name].append(max(draft_reads[name] - proposals[name], 0.0))
 
-    def _measure(self, prompt: list[int], text: list[int]) -> tuple[list[float], float, tuple[float, float]]:
+    def _measure(
+        self, prompt: list[int], text: list[int]
+    ) -> tuple[list[float], float, dict[Any, float], dict[Any, float]]:
         prefix = [*prompt, *text[: len(text) // 2]]
-        room = context_length(self.pair.target) - max(self.positions)
+        room = context_length(self.target) - max(self.positions)
         prefix, prompt = prefix[-room:], prompt[-room:]
-        target = open_session(self.pair.target, capacity=len(prefix) + max(self.positions))
-        draft = as_drafter(self.pair.draft).start(vocabulary_size(self.pair.target))
+        target = open_session(self.target, capacity=len(prefix) + max(self.positions))
+        vocabulary = vocabulary_size(self.target)
+        sessions = {name: as_drafter(draft).start(vocabulary) for name, draft in self.drafts.items()}
         device = target.device
 
-        def propose(prefix: list[int]) -> float:
+        def propose(name: Any, prefix: list[int], gamma: int = self.gamma) -> float:
             synchronise(device)
             start = perf_counter()
-            draft.propose(prefix, self.gamma, self.sampling, self.order)
+            sessions[name].propose(prefix, gamma, self.sampling, self.order)
             synchronise(device)
             return perf_counter() - start
 
@@ -205,40 +221,44 @@ class CostMeter:
         if len(prompt) > 1:
             target.feed(torch.tensor([prompt[:-1]], device=device), last=0)
             synchronise(device)
-        read_target = perf_counter() - start
-        read_draft = propose(prompt)
+        read = perf_counter() - start
+        draft_reads = {name: propose(name, prompt) for name in sessions}
         target.rollback(0)
         target.feed(torch.tensor([prefix], device=device), last=0)
-        propose(prefix)
-        sweeps, drafts = [], []
-        for _ in range(SWEEPS):
+        sweeps: list[list[float]] = []
+        proposals: dict[Any, list[float]] = {name: [] for name in sessions}
+        for sweep in range(1, SWEEPS + 1):
             sweeps.append(pass_seconds(target, self.positions, self.order))
-            drafts.append(
-                propose(prefix)
-            )  # after passes of the target, as in a round: its weights have left the caches
-        drafted = float(np.median(drafts))
-        passes = np.median(sweeps, axis=0).tolist()
-        return passes, drafted, (read_target, max(read_draft - drafted, 0.0))
+            # a lookup finds something here and nothing there, so drafts are timed all along the text
+            here = [*prompt, *text[: len(text) * sweep // (SWEEPS + 1)]][-room:]
+            for name in self.order.sample(list(sessions), len(sessions)):
+                propose(name, here, 1)  # reads what is new
+                pass_seconds(target, [1], self.order)  # as in a round: the draft's weights have left the caches
+                proposals[name].append(propose(name, here))
+        typical = {name: float(np.mean(seconds)) for name, seconds in proposals.items()}
+        return np.median(sweeps, axis=0).tolist(), read, typical, draft_reads
 
-    def costs(self, plain: Sequence[Round], drafted: Sequence[Round]) -> Costs:
-        """The medians; what lies outside the models comes from the rounds of plain and of drafted decoding."""
+    def costs(self, plain: Sequence[Round], drafted: Sequence[Round], draft: Any = None) -> Costs:
+        """The medians; what lies outside the models comes from the rounds of plain and of drafted decoding.
+
+        `draft` names one of `drafts`; None is the pair's own.
+        """
         if not self.passes:
             raise SpecdecError("nothing was measured: call measure(prompt, text) for at least one text")
-        passes, drafts = np.array(self.passes), np.array(self.drafts)
+        passes, proposals = np.array(self.passes), np.array(self.proposals[draft])
         one = passes[:, 0]
         typical = np.median(passes, axis=0)
-        asynchronous = self.pair.target.device.type == "cuda"
+        asynchronous = self.target.device.type == "cuda"
         outside = [outside_seconds(rounds, typical if asynchronous else None) for rounds in (plain, drafted)]
-        read_target, read_draft = np.mean(self.prefills, axis=0) / typical[0]
         return Costs(
             self.gamma,
             target_pass=median(one),
             verification_cost=[median(passes[:, i] / one) for i in range(passes.shape[1])],
-            cost_coefficient=median(drafts / self.gamma / one),
+            cost_coefficient=median(proposals / self.gamma / one),
             overhead_plain=median(np.array(outside[0]) / typical[0]),
             overhead_per_round=median(np.array(outside[1]) / typical[0]),
-            prefill_target=float(read_target),
-            prefill_draft=float(read_draft),
+            prefill_target=float(np.mean(self.reads) / typical[0]),
+            prefill_draft=float(np.mean(self.draft_reads[draft]) / typical[0]),
         )
 
 

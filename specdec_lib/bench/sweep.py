@@ -17,20 +17,20 @@ Arm = TypeVar("Arm", bound=Hashable)
 
 def in_turns(
     pair: Pair,
-    prompts: Sequence[list[int]],
+    prompts: Sequence[Any],
     arms: Mapping[Arm, Mapping[str, Any]],
     seed: int = 0,
-    between: Callable[[list[int], Generation], Any] | None = None,
+    between: Callable[[Any, Generation], Any] | None = None,
     **options: Any,
 ) -> dict[Arm, list[Generation]]:
     """Decode each prompt with every arm, in an order that is shuffled anew for each prompt.
 
     A slow minute of the machine so meets all arms, and none always follows the same other one.  Each arm decodes a few
-    tokens of the first prompt before any clock runs.
+    tokens after the end of the first prompt before any clock runs.
 
     Args:
         pair: target and draft, and the tokenizer or not.
-        prompts: token ids.
+        prompts: token ids; or lists of prompts, each decoded together (`batch_size`).
         arms: what distinguishes the arms: options of `generate`, and `draft`, where it is not the pair's own.  An arm
             without `gamma` decodes one token a pass.
         seed: of the order, and of every draw.
@@ -46,13 +46,13 @@ def in_turns(
     if not prompts or not arms:
         raise SpecdecError("nothing to compare: give at least one prompt and one arm")
 
-    def decode(ids: list[int], arm: Arm, **more: Any) -> Generation:
+    def decode(ids: Any, arm: Arm, **more: Any) -> Generation:
         own = {"seed": seed, **options, **arms[arm], **more}
         with_draft = Pair(pair.target, own.pop("draft", pair.draft), pair.tokenizer)
         return (generate if "gamma" in own else generate_plain)(with_draft, ids, **own)
 
     for arm in arms:
-        decode(prompts[0], arm, max_new_tokens=4)
+        decode(prompts[0][-16:], arm, max_new_tokens=4)
     order = random.Random(seed)
     found: dict[Arm, list[Generation]] = {arm: [] for arm in arms}
     for ids in prompts:
