@@ -20,6 +20,7 @@ from .models.pair import Pair, context_length, end_tokens, vocabulary_size
 from .processing import NoEndBefore, as_processors
 from .results import Generation, Round, Stats, summarise
 from .rounds import GREEDY, Call, Row, decode_together
+from .several import check_several, decode_several
 from .stopping import Stopping, TextStream, as_tuple
 from .verify import VERIFIERS, Verifier, get_verifier
 
@@ -49,6 +50,7 @@ def generate(
     logprobs: bool = False,
     on_text: Callable[[int, str], None] | None = None,
     batch_size: int = 1,
+    drafts: int = 1,
 ) -> Generation:
     """Decode speculatively: the draft proposes up to `gamma` tokens a round, the target verifies them in one pass.
 
@@ -76,6 +78,8 @@ def generate(
         on_text: called with `(row, text)` as text becomes final; what it got, joined, is the row's text.
         batch_size: how many prompts are decoded together.  Each accepts, rolls back and ends on its own; float
             rounding apart, its text is that of batch size 1.
+        drafts: how many drafts of the same length are drawn independently in each round and checked in one pass; see
+            `several`.  Above temperature 0, under the token rule, one prompt at a time.
 
     Raises:
         SpecdecError: for input that cannot be used, before any decoding.
@@ -91,9 +95,12 @@ def generate(
         )
     if rule.at_zero and not sampling.greedy:
         raise SpecdecError(f"{rule.name} is a rule for temperature 0: set temperature=0, or use another verifier")
+    drafter = as_drafter(pair.draft)
+    _check_count("drafts", drafts, least=1)
+    if drafts > 1:
+        check_several(drafter, sampling, rule, batch_size)
     if rule is TOKEN and sampling.greedy:
         rule = GREEDY  # the same law at temperature 0, without computing probabilities
-    drafter = as_drafter(pair.draft)
     if lengths.confidence:
         if not hasattr(drafter, "with_confidence"):
             raise SpecdecError(
@@ -106,7 +113,7 @@ def generate(
         raise SpecdecError(f"{rule.name} needs drafts whose length does not depend on their tokens: use no confidence")
     return _run(
         pair, prompts, drafter, lengths, max_new_tokens, sampling, rule, seed, eos, on_round,
-        min_new_tokens, stop, criteria, processors, logprobs, on_text, batch_size,
+        min_new_tokens, stop, criteria, processors, logprobs, on_text, batch_size, drafts,
     )  # fmt: skip
 
 
@@ -168,6 +175,7 @@ def _run(
     logprobs: bool,
     on_text: Callable[[int, str], None] | None,
     batch_size: int,
+    drafts: int = 1,
 ) -> Generation:
     if max_new_tokens is not None:
         _check_count("max_new_tokens", max_new_tokens)
@@ -179,7 +187,12 @@ def _run(
         raise SpecdecError(f"{type(drafter).__name__} drafts for one text at a time: leave out batch_size")
     if getattr(pair.target.config, "is_encoder_decoder", False):
         # their ids would hold the source too
-        given = {"batch_size": batch_size > 1, "criteria": criteria is not None, "processors": processors is not None}
+        given = {
+            "batch_size": batch_size > 1,
+            "drafts": drafts > 1,
+            "criteria": criteria is not None,
+            "processors": processors is not None,
+        }
         if refused := [name for name, here in given.items() if here]:
             raise SpecdecError(f"{refused[0]} cannot be used with an encoder-decoder: leave it out")
     ends = end_tokens(pair) if eos is None else _checked_ends(eos, vocabulary_size(pair.target))
@@ -199,7 +212,9 @@ def _run(
     streams = [TextStream(stopping, tidies) for _ in rows]
     traces: list[list[Round]] = [[] for _ in rows]
     for i in range(0, len(rows), batch_size):
-        for done in decode_together(call, rows[i : i + batch_size]):
+        together = rows[i : i + batch_size]
+        decoding = decode_several(call, together[0], drafts) if drafts > 1 else decode_together(call, together)
+        for done in decoding:
             traces[done.row].append(done)
             if on_round is not None:
                 on_round(done)

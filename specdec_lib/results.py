@@ -17,15 +17,16 @@ class Round:
 
     Attributes:
         row: index of the prompt.
-        drafted: the proposed tokens.
+        drafted: the proposed tokens; of several drafts, those of the one that was followed.
         accepted: how many of them the verifier kept, 0 to `len(drafted)`.
         emitted: the tokens that joined the text: the accepted ones and one more, less what was trimmed at the end.
         q: the draft's probability of each drafted token (1 where the draft was certain).
         p: the target's probability of each drafted token (0 or 1 at temperature 0).
-        draft_passes: how often a draft model ran.
+        draft_passes: how often a draft model ran; for several drafts, once for each of them.
         draft_seconds, target_seconds, seconds: time in the drafter, in the target's pass, and of the whole round;
             an equal share of it where several rows were decoded together.
         logprobs, scores: see `Generation`; empty unless asked for.
+        drafts: all drafts of the round, in the order in which they were tried; empty where there was one only.
     """
 
     row: int
@@ -40,6 +41,7 @@ class Round:
     seconds: float
     logprobs: list[float] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
+    drafts: list[list[int]] = field(default_factory=list)
 
     @property
     def trimmed(self) -> int:
@@ -53,8 +55,17 @@ class Round:
 
     @property
     def rejected(self) -> int:
-        """1 if a draft token was tested and refused before the text ended, else 0."""
+        """1 if the round ended with a draft token refused (of several drafts, all that were tried there), else 0."""
         return int(self.accepted < len(self.drafted) and not self.trimmed)
+
+    @property
+    def rescued(self) -> int:
+        """How many kept tokens were not the first to be tried at their place: another draft's was refused before."""
+        count = 0
+        for n in range(self.kept if self.drafts else 0):
+            tried = (draft[n] for draft in self.drafts if len(draft) > n and draft[:n] == self.drafted[:n])
+            count += next(tried) != self.drafted[n]
+        return count
 
 
 @dataclass(frozen=True)
@@ -66,12 +77,13 @@ class Stats:
 
     Attributes:
         rounds: target passes that ended in a draw, one a round; `target_passes` is the same number.  A pass over
-            several rows counts once for each of them.
+            several texts counts once for each of them, one over several drafts of a text once.
         emitted: new tokens.
-        drafted: proposed tokens.
+        drafted: proposed tokens, of all drafts.
         accepted: proposed tokens that the verifier kept.
         kept: those of them that joined the text (fewer where an end-of-sequence token cut a round).
-        rejected: proposed tokens that were tested and refused; what follows a refused token was never tested.
+        rejected: rounds that ended with a token refused; what follows a refused token was never tested.
+        rescued: kept tokens in whose place another draft's token had been refused; 0 with one draft.
         trimmed: tokens dropped because they lay past the end.
         draft_passes: passes of a draft model.
         prefill_passes: target passes over prompts, which emit nothing.
@@ -85,6 +97,7 @@ class Stats:
     accepted: int
     kept: int
     rejected: int
+    rescued: int
     trimmed: int
     draft_passes: int
     prefill_passes: int
@@ -101,10 +114,12 @@ class Stats:
     def acceptance_rate(self) -> float:
         """Estimate of the paper's alpha: kept / (kept + rejected), over draft tokens that were tested.
 
+        With several drafts, of the first token tried at each place: (kept - rescued) / (kept + rejected).  What is
+        tried after it is tested against another law than the target's, and counts in `block_efficiency` only.
         NaN where nothing was tested.
         """
         tested = self.kept + self.rejected
-        return self.kept / tested if tested else float("nan")
+        return (self.kept - self.rescued) / tested if tested else float("nan")
 
     @property
     def accepted_per_drafted(self) -> float:
@@ -167,11 +182,11 @@ class Generation:
     def frame(self) -> pandas.DataFrame:
         """The trace as a pandas frame, one line a round.
 
-        Columns: the fields of `Round`, `round` (counted in its row), and `kept`, `rejected`, `trimmed`.
+        Columns: the fields of `Round`, `round` (counted in its row), and `kept`, `rejected`, `rescued`, `trimmed`.
         """
         import pandas
 
-        columns = [f.name for f in fields(Round)] + ["kept", "rejected", "trimmed"]
+        columns = [f.name for f in fields(Round)] + ["kept", "rejected", "rescued", "trimmed"]
         frame = pandas.DataFrame([[getattr(r, c) for c in columns] for r in self.trace], columns=columns)
         frame.insert(1, "round", frame.groupby("row").cumcount())
         return frame
@@ -186,10 +201,11 @@ def summarise(trace: list[Round], prefill_passes: int = 0, seconds: float = floa
     return Stats(
         rounds=len(trace),
         emitted=total(lambda r: len(r.emitted)),
-        drafted=total(lambda r: len(r.drafted)),
+        drafted=total(lambda r: sum(map(len, r.drafts or [r.drafted]))),
         accepted=total(lambda r: r.accepted),
         kept=total(lambda r: r.kept),
         rejected=total(lambda r: r.rejected),
+        rescued=total(lambda r: r.rescued),
         trimmed=total(lambda r: r.trimmed),
         draft_passes=total(lambda r: r.draft_passes),
         prefill_passes=prefill_passes,

@@ -147,8 +147,24 @@ def settle(call: Call, row: Row, draft: Draft, logits: torch.Tensor) -> dict[str
     else:
         last = inverse_cdf(rule.correction(p, q, x, n), row.random.random())
         p_x, q_x = at(p, x), at(q, x)
+    return {
+        "drafted": x,
+        "accepted": n,
+        "q": q_x,
+        "p": p_x,
+        "draft_passes": draft.passes,
+        **write(call, row, [*x[:n], last], raw, logits),
+    }
+
+
+def write(call: Call, row: Row, tokens: list[int], raw: torch.Tensor, logits: torch.Tensor) -> dict[str, Any]:
+    """Let the row have `tokens`, as far as its text goes; the fields of a `Round` that tell what was written.
+
+    Args:
+        raw, logits: the target's before each of the tokens `[>= len(tokens), V]`, as they came and processed.
+    """
     emitted = []
-    for token in (*x[:n], last):
+    for token in tokens:
         emitted.append(token)
         row.prefix.append(token)
         row.remaining -= 1
@@ -157,17 +173,10 @@ def settle(call: Call, row: Row, draft: Draft, logits: torch.Tensor) -> dict[str
             break
     if not row.remaining:
         row.ended = row.ended or row.at_end
-    found = {
-        "row": row.index,
-        "drafted": x,
-        "accepted": n,
-        "emitted": emitted,
-        "q": q_x,
-        "p": p_x,
-        "draft_passes": draft.passes,
-    }
+    found: dict[str, Any] = {"row": row.index, "emitted": emitted}
     if call.logprobs:
         new = len(emitted)
+        sampling = row.sampling
         drawn_from = logits[:new].log_softmax(-1) if sampling.greedy else sampling.law(logits[:new]).log()
         found |= {"logprobs": at(raw[:new].log_softmax(-1), emitted), "scores": at(drawn_from, emitted)}
     return found

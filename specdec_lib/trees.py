@@ -15,21 +15,25 @@ and a recursion over the text gives the number of rounds exactly (`rounds`).
   (`by_rank`).
 * Recursive rejection with children drawn without replacement, the law of which is in `verify/multidraft`:
   `without_replacement`.
+* Drafts that are chains drawn independently, as `generate(drafts=k)` has them: how many of them go on is a number that
+  the text's own tokens lead from one value to the next (`independent_chains`).
 
-Used by `notebooks/09_beyond_the_paper`; `tests/test_trees.py` compares it with `exact/` and with the decoder.
+Used by `notebooks/09_beyond_the_paper`; `tests/test_trees.py` and `tests/test_several.py` compare it with `exact/` and
+with the decoder.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from math import comb
 from random import Random
 from typing import TypeAlias
 
 import numpy as np
 import torch
 
-from .distributions import Array, inverse_cdf, normalise, residual
+from .distributions import Array, inverse_cdf, normalise, overlap, residual
 from .errors import SpecdecError
 from .models.session import Session
 from .verify.block import number
@@ -147,6 +151,46 @@ def reach(w: np.ndarray, tree: Sequence[Path]) -> np.ndarray:
     for path in tree:
         result[:, len(path) - 1] += along(w, path)
     return result
+
+
+def independent_chains(p: np.ndarray, q: np.ndarray, tokens: Sequence[int], k: int, depth: int) -> np.ndarray:
+    """`reach` `[n, depth]` of `k` drafts of `depth` tokens, each a chain drawn from `q` by itself: exact.
+
+    Where `m` chains go on, the text's token is kept as the `j`-th of them if those before were refused; then none of
+    those had it, and of the `m - j` behind it each has it with probability `q`.  With `k = 1` it is the token rule.
+
+    Args:
+        p, q: laws `[n, V]` at each token of one text.
+        tokens: the text `[n]`, drawn from `p`.
+
+    >>> p, q = np.array([[0.5, 0.5]] * 2), np.array([[0.75, 0.25]] * 2)
+    >>> independent_chains(p, q, [1, 1], k=1, depth=1).tolist()  # q / p; a text's last token is never kept
+    [[0.5], [0.0]]
+    >>> independent_chains(p, q, [1, 1], k=2, depth=1).tolist()  # refused as 0, what is left of p is 1
+    [[0.625], [0.0]]
+    """
+    result = np.zeros((len(tokens), depth))
+    kept = np.zeros((depth + 1, k))  # kept[d, m - 1]: m chains that go on from here keep at least d tokens
+    kept[0] = 1
+    for i in reversed(range(len(tokens) - 1)):
+        kept[1:] = kept[:-1] @ going_on(p[i], q[i], tokens[i], k).T
+        result[i] = kept[1:, -1]
+    return result
+
+
+def going_on(p: np.ndarray, q: np.ndarray, token: int, k: int) -> np.ndarray:
+    """P(`token` is kept and `others` more chains go on | `m` came here and `token` is written) at `[m - 1, others]`."""
+    written, chance, reached = float(p[token]), float(q[token]), 1.0
+    found = np.zeros((k, k))
+    for tried in range(k):
+        first = reached * min(float(p[token]), chance) / written
+        for behind in range(k - tried):
+            for others in range(behind + 1):
+                binomial = comb(behind, others) * chance**others * (1 - chance) ** (behind - others)
+                found[tried + behind, others] += first * binomial
+        reached *= 1 - float(overlap(p, q))
+        p = residual(p, q)
+    return found
 
 
 def rounds(reach: np.ndarray) -> np.ndarray:

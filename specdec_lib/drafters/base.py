@@ -96,8 +96,9 @@ class DraftSession(Protocol):
 class Drafter(Protocol):
     """Anything that can start a draft session for a text of the given target vocabulary.
 
-    Three more methods, where a drafter has them:
+    Four more things, where a drafter has them:
 
+    * `certain`: True where its drafts leave nothing to chance, at any temperature;
     * `start_batch(rows, vocabulary) -> DraftBatch`: drafts for several rows at once;
     * `with_confidence(threshold) -> Drafter`: one that stops after a token it was less sure of (`lengths.Confidence`);
     * `start_on(session) -> DraftSession`: drafts in the target's own session (`EarlyExitDrafter`).

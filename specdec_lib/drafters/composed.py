@@ -48,6 +48,10 @@ class ComposedDrafter:
         return self.longest or [None] * len(self.drafters)
 
     @property
+    def certain(self) -> bool:
+        return all(getattr(drafter, "certain", False) for drafter in self.drafters)
+
+    @property
     def confidence(self) -> float:
         """The largest of its drafters' thresholds."""
         return max(getattr(drafter, "confidence", 0.0) for drafter in self.drafters)

@@ -26,6 +26,7 @@ class PromptLookupDrafter:
     [3, 4, 1]
     """
 
+    certain = True
     max_ngram: int = 3
     min_ngram: int = 1
 

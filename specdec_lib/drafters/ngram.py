@@ -30,6 +30,8 @@ class NGramDrafter:
     [7, 5, 6, 7]
     """
 
+    certain = True
+
     def __init__(self, tables: Sequence[tuple[np.ndarray, np.ndarray]]):
         self.tables = list(tables)
 

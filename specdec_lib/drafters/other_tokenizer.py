@@ -36,6 +36,8 @@ class TextDrafter:
         target_tokenizer: the target's.
     """
 
+    certain = True
+
     def __init__(self, draft: Any, tokenizer: Any, target_tokenizer: Any):
         check_draft_model(draft)
         self.draft: Drafter = as_drafter(draft)

@@ -64,6 +64,8 @@ def law_of(write):
         with (
             patch("specdec_lib.rounds.draw_count", choose),
             patch("specdec_lib.rounds.inverse_cdf", choose),
+            patch("specdec_lib.several.draw_count", choose),
+            patch("specdec_lib.several.inverse_cdf", choose),
             patch("specdec_lib.drafters.model.inverse_cdf", choose),
         ):
             return write()

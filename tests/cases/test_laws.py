@@ -93,6 +93,35 @@ def test_the_output_law_is_the_targets(address, tiny):
     assert len(expected) > 3  # there was something to get wrong
 
 
+SEVERAL = {
+    "https://github.com/NJUNLP/MCSD/issues/5 - which law the last token comes from when all candidates are refused": {},
+    "https://github.com/foundation-model-stack/fms-extras/issues/12 - several candidates, compared with one draw": {
+        "options": {"top_p": 0.8, "temperature": 1.3, "drafts": 3},
+    },
+    "https://github.com/vllm-project/vllm/issues/22987 - a penalty that does not see the block's own tokens": {
+        "options": {"processors": [RepetitionPenaltyLogitsProcessor(3.0)]},
+        "law": {"processors": [RepetitionPenaltyLogitsProcessor(3.0)]},
+    },
+    "https://github.com/vllm-project/vllm/pull/26317 - min_tokens not kept at the later positions of a block": {
+        "options": {"min_new_tokens": 1, "eos": [0]},
+        "law": {"min_new": 1, "ends": (0,)},
+    },
+    "https://github.com/ggml-org/llama.cpp/issues/3919 - a confidence filter; the chains end where they are unsure": {
+        "options": {"gamma": Confidence(0.6, longest=2), "max_new_tokens": 3, "top_k": 2},
+    },
+}
+
+
+@pytest.mark.parametrize("address", SEVERAL)
+def test_the_output_law_of_several_drafts_is_the_targets(address, tiny):
+    case, spec = tiny(noise=0.5, **SMALL), SEVERAL[address]
+    options = {"drafts": 2, "gamma": 1, "max_new_tokens": 2} | spec.get("options", {})
+    sampling = Sampling(options.get("temperature", 1.0), options.get("top_k"), options.get("top_p"))
+    expected = slow_law(case.pair.target, PROMPT, options["max_new_tokens"], sampling, **spec.get("law", {}))
+    assert total_variation(law_of(tokens_of(case.pair, **options)), expected) < 1e-12
+    assert len(expected) > 3
+
+
 def test_a_wrong_rule_has_another_law(tiny):
     case = tiny(noise=0.5, **SMALL)
     token = VERIFIERS["token"]

@@ -131,6 +131,7 @@ def options_of(often, word):
             lambda r: ["".join(t for row, t in r.pieces if row == i) for i in range(2)] == r.out.texts,
         ),
         "batch_size": ({"batch_size": 2}, {}, lambda r: r.batches >= 1),
+        "drafts": (sampled | {"drafts": 2}, sampled, lambda r: {len(d.drafts) for d in r.out.trace} == {2}),
         "lookup": ({"draft": lookup}, {}, lambda r: r.out.stats.draft_passes == 0 < r.out.stats.drafted),
     }
 
@@ -181,6 +182,9 @@ def test_two_options_are_both_honoured_or_refused(one, two, options, case):
 
 
 REFUSED = {
+    ("verifier", "drafts"),  # several drafts have a rule of their own
+    ("batch_size", "drafts"),  # they are a batch already
+    ("drafts", "lookup"),  # all drafts of a lookup are the same one
     ("confidence", "lookup"),  # a lookup has no confidence
     ("length", "min_new_tokens"),  # 5 new tokens at most, 7 at least
 }

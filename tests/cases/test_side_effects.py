@@ -38,6 +38,7 @@ CALLS = {
     "heuristic": lambda pair, **more: sd.generate(pair, PROMPT, gamma=Heuristic(), max_new_tokens=12, **more),
     "confidence": lambda pair, **more: sd.generate(pair, PROMPT, gamma=Confidence(), max_new_tokens=12, **more),
     "fastest": lambda pair, **more: sd.generate(pair, PROMPT, gamma=Fastest(), max_new_tokens=12, **more),
+    "several": lambda pair, **more: sd.generate(pair, PROMPT, max_new_tokens=12, temperature=1.0, drafts=3, **more),
     "batch": lambda pair, **more: sd.generate(pair, [PROMPT, [4]], max_new_tokens=12, batch_size=2, **more),
     "processed": lambda pair, **more: sd.generate(
         pair,
