@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from .distributions import inverse_cdf, softmax
-from .drafters.base import Draft, DraftBatch, Drafter, NoDrafts, RowByRow, Sampling, start_rows
+from .drafters.base import Draft, DraftBatch, Drafter, NoDrafts, Sampling, start_rows
 from .errors import SpecdecError
 from .lengths import Schedule
 from .models.batch import Batch, OneRow, open_batch
@@ -90,10 +90,8 @@ def decode_together(call: Call, rows: list[Row]) -> Iterator[Round]:
     else:
         batch = open_batch(call.target, len(rows), capacity)
     drafting: DraftBatch = NoDrafts()
-    if call.drafter is not None and isinstance(batch, OneRow) and hasattr(call.drafter, "start_on"):
-        drafting = RowByRow([call.drafter.start_on(batch.session)])
-    elif call.drafter is not None:
-        drafting = start_rows(call.drafter, len(rows), vocabulary_size(call.target))
+    if call.drafter is not None:
+        drafting = start_rows(call.drafter, len(rows), vocabulary_size(call.target), batch)
     if any(len(row.prefix) > 1 for row in rows):
         batch.feed([row.prefix[:-1] for row in rows], [0] * len(rows))
     for row in rows:

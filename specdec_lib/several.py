@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from .distributions import Array, inverse_cdf
-from .drafters.base import Draft, Drafter, Sampling, start_rows
+from .drafters.base import Draft, Drafter, Sampling, reads_target, start_rows
 from .errors import SpecdecError
 from .models.batch import open_batch
 from .models.pair import vocabulary_size
@@ -41,7 +41,7 @@ def check_several(drafter: Drafter, sampling: Sampling, rule: Verifier, batch_si
         raise SpecdecError(f"several drafts have a rule of their own, not {rule.name!r}: leave out verifier or drafts")
     if batch_size != 1:
         raise SpecdecError("several drafts of one text are a batch already: leave out batch_size or drafts")
-    if hasattr(drafter, "start_on"):
+    if reads_target(drafter):
         raise SpecdecError(f"{name} drafts in the target's own session, one chain at a time: leave out drafts")
     if getattr(drafter, "certain", False):
         raise SpecdecError(f"{name} leaves nothing to chance, all its drafts are the same one: leave out drafts")

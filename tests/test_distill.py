@@ -108,8 +108,8 @@ def test_a_finished_run_is_not_run_again(finished, monkeypatch):
     for name in ("write_shard", "generate_plain"):
         module = "folder" if name == "write_shard" else "evaluate"
         monkeypatch.setattr(f"specdec_lib.distill.{module}.{name}", lambda *_, **__: pytest.fail("done again"))
-    monkeypatch.setattr("specdec_lib.distill.train.at_answers", lambda *_: pytest.fail("trained again"))
-    monkeypatch.setattr(recipe, "evaluate", lambda *_: {})
+    monkeypatch.setattr(recipe, "at_answers", lambda *_: pytest.fail("trained again"))
+    monkeypatch.setattr(recipe, "evaluate", lambda *_, **__: {})
     again = distill(job, Quiet())
     assert again["files"] == manifest["files"] and again["training"]["curve"] == manifest["training"]["curve"]
 

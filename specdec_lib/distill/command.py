@@ -10,9 +10,15 @@ import typer
 def distill(
     out: Annotated[str, typer.Argument(help="Folder of the draft to make, for example data/drafts/small.")],
     target: Annotated[str, typer.Option(help="'packaged', a model folder, or a hub id.")] = "packaged",
-    kind: Annotated[str, typer.Option(help="'model', or 'ngram' for a table.")] = "model",
+    kind: Annotated[
+        str,
+        typer.Option(
+            help="'model'; 'features' for a layer on the target's hidden states; 'tokenizer' for a model of other "
+            "tokens; 'ngram' for a table."
+        ),
+    ] = "model",
     tokens: Annotated[int, typer.Option(help="Of the target's text to learn from.")] = 1_000_000,
-    layers: Annotated[int, typer.Option(help="Of the draft.")] = 2,
+    layers: Annotated[int | None, typer.Option(help="Of the draft (default: 2; of kind 'features' 1).")] = None,
     width: Annotated[int, typer.Option(help="Of the draft.")] = 256,
     heads: Annotated[int, typer.Option(help="Of the draft.")] = 4,
     shortlist: Annotated[int, typer.Option(help="How many tokens it can propose.")] = 8192,
@@ -31,6 +37,8 @@ def distill(
     from .recipe import Job, distill
 
     board = Board()
+    if layers is None:
+        layers = 1 if kind == "features" else 2
     job = Job(
         out, target, kind, tokens, layers, width, heads, shortlist, passes, batch, rate, budget, device, dtype, seed,
         work, prompts,

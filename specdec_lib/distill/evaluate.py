@@ -21,8 +21,12 @@ from ..bench.prompts import Prompt
 from ..decode import generate_plain
 from ..distributions import overlap, softmax
 from ..drafters import NGramDrafter, SharedVocabularyDrafter
+from ..errors import SpecdecError
 from ..models import Pair, open_session
+from ..models.feature_draft import FeatureDraft
 from ..models.pair import vocabulary_size
+from ..models.session import FastSession
+from .features import drafted_logits
 
 POSITIONS = 8
 
@@ -109,6 +113,16 @@ def draft_logits(draft: Any, ids: Sequence[int], last: int, vocabulary: int) -> 
     return session.feed(torch.tensor([list(ids)], device=session.device), last=last)[0].float()
 
 
+def read(target: Any, ids: Sequence[int], last: int, watched: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The target's logits after the last `last` of `ids`, and its hidden states `[len(ids), len(watched), width]`."""
+    session = open_session(target, capacity=len(ids))
+    if not isinstance(session, FastSession):
+        raise SpecdecError("a draft on the target's features needs a Llama or Qwen2: use a draft of another kind")
+    session.watch(watched)
+    logits = session.feed(torch.tensor([list(ids)], device=session.device), last=last)[0].float()
+    return logits, session.cache.features[0, : len(ids)]
+
+
 def evaluate_draft(
     target: Any, draft: Any, answers: Sequence[Answer], tick: Callable[[float], object] = lambda share: None
 ) -> dict:
@@ -121,14 +135,26 @@ def evaluate_draft(
     vocabulary = vocabulary_size(target)
     agreements: dict[str, list[np.ndarray]] = {}
     overlaps: dict[str, list[np.ndarray]] = {}
+    runs: list[list[np.ndarray]] = []
     for number, answer in enumerate(answers):
         tick(number / len(answers))
-        ids = answer.prompt + answer.greedy
-        proposed = draft_logits(draft, ids[:-1], len(answer.greedy), vocabulary).argmax(-1)
-        agreements.setdefault(answer.kind, []).append(proposed.cpu().numpy() == np.array(answer.greedy))
+        ids, count = answer.prompt + answer.greedy, len(answer.greedy)
+        if isinstance(draft, FeatureDraft):
+            _, features = read(target, ids[:-1], count, draft.config.watched)
+            proposed = [q.argmax(-1) for q in drafted_logits(draft, features, ids, count, POSITIONS)]
+        else:
+            said = draft_logits(draft, ids[:-1], count, vocabulary).argmax(-1)
+            proposed = [said[position:] for position in range(POSITIONS)]
+        runs.append([x.cpu().numpy() == np.array(answer.greedy[k:]) for k, x in enumerate(proposed)])
+        agreements.setdefault(answer.kind, []).append(runs[-1][0])
         ids, count = answer.prompt + answer.sampled, len(answer.sampled)
-        p = softmax(draft_logits(target, ids[:-1], count, vocabulary))
-        q = softmax(draft_logits(draft, ids[:-1], count, vocabulary)).to(p.device)
+        if isinstance(draft, FeatureDraft):
+            logits, features = read(target, ids[:-1], count, draft.config.watched)
+            (proposals,) = drafted_logits(draft, features, ids, count, steps=1)
+        else:
+            logits = draft_logits(target, ids[:-1], count, vocabulary)
+            proposals = draft_logits(draft, ids[:-1], count, vocabulary)
+        p, q = softmax(logits), softmax(proposals).to(logits.device)
         overlaps.setdefault(answer.kind, []).append(overlap(p, q).cpu().numpy())
     greedy = [text for texts in agreements.values() for text in texts]
     sampled = [text for texts in overlaps.values() for text in texts]
@@ -136,31 +162,33 @@ def evaluate_draft(
     return {
         "agreement": mean(greedy),
         "overlap": mean(sampled),
-        "by_position": by_position(greedy),
+        "by_position": by_position(runs),
         "kinds": {kind: {"agreement": mean(agreements[kind]), "overlap": mean(overlaps[kind])} for kind in agreements},
         "tokens": {"greedy": sum(map(len, greedy)), "sampled": sum(map(len, sampled))},
     }
 
 
-def by_position(agreements: Sequence[np.ndarray], positions: int = POSITIONS) -> list[float]:
+def by_position(runs: Sequence[Sequence[np.ndarray]]) -> list[float]:
     """Of the drafts whose first `i - 1` tokens agreed, the share whose `i`-th does, for `i = 1, 2, ...`.
 
     A draft that starts anywhere in a text is counted.  While it agrees, its own prefix is the text's, so that the
     agreements under teacher forcing are those of free drafts.
 
     Args:
-        agreements: bool `[length]` of each text.
+        runs: of each text, for each position of a draft, bool `[starts]`: whether the token agrees there.
 
-    >>> by_position([np.array([True, True, False, True])])  # 3 of 4; 1 of 2; 0 of 1
+    >>> text = np.array([True, True, False, True])
+    >>> by_position([[text, text[1:], text[2:]]])  # 3 of 4; of the starts 1, 2 and 4 the first and second go on: 1 of 2
     [0.75, 0.5, 0.0]
     """
     result = []
-    agreed = [np.ones(len(text), bool) for text in agreements]  # by start: all positions before the current one
-    for position in range(positions):
-        agreed = [starts[: max(len(starts) - 1, 0)] if position else starts for starts in agreed]
+    agreed = [np.ones(len(run[0]), bool) for run in runs]  # by start: all positions before the current one
+    for position in range(max(map(len, runs))):
+        here = [run[position] if position < len(run) else np.zeros(0, bool) for run in runs]
+        agreed = [starts[: len(now)] for starts, now in zip(agreed, here, strict=True)]
         tested = sum(int(starts.sum()) for starts in agreed)
         if not tested:
             break
-        agreed = [starts & text[position:] for starts, text in zip(agreed, agreements, strict=True)]
+        agreed = [starts & now for starts, now in zip(agreed, here, strict=True)]
         result.append(round(sum(int(starts.sum()) for starts in agreed) / tested, 4))
     return result

@@ -26,15 +26,18 @@ from ..models.fast import FastLlama
 from ..models.packaged import home
 from ..models.pair import PACKAGED, device_and_dtype, resolve
 from ..report.environment import versions
-from . import ngram
+from . import features, ngram
 from .evaluate import encode, evaluate_draft, target_answers
 from .folder import TextFolder
 from .needs import check_needs
 from .progress import Board
 from .text import LENGTH, ROWS, Turns
 from .tokenizer import OwnText, ordinary, own_table, smallest, tokenizer_of
-from .train import Recipe, Text, build, entry_table, evaluate, fast_bfloat16, train
+from .train import Recipe, Text, at_answers, build, entry_table, evaluate, fast_bfloat16, train
 from .unseen import rows_with, split
+
+KINDS = ("model", "features", "tokenizer", "ngram")
+FEATURE_STEPS = 3  # tokens that a draft on the target's features goes further while it trains
 
 
 @dataclass(frozen=True)
@@ -44,8 +47,8 @@ class Job:
     Attributes:
         out: folder of the draft; its name is the draft's.
         target: `"packaged"`, a model folder or a hub id.
-        kind: `"model"`; `"tokenizer"` for a model with a tokenizer of its own; or `"ngram"` for a table, which the
-            attributes from `layers` to `rate` do not concern.
+        kind: `"model"`; `"features"` for one layer on the target's hidden states; `"tokenizer"` for a model with a
+            tokenizer of its own; or `"ngram"` for a table, which the attributes from `layers` to `rate` do not concern.
         tokens: of the target's text to train on.
         layers, width, heads: shape of the draft.
         shortlist: how many tokens it can propose: of the target's, or of its own tokenizer.
@@ -86,8 +89,10 @@ class Job:
     every: float = 60.0
 
     def __post_init__(self) -> None:
-        if self.kind not in ("model", "tokenizer", "ngram"):
-            raise SpecdecError(f"unknown kind of draft {self.kind!r}: use 'model', 'tokenizer' or 'ngram'")
+        if self.kind not in KINDS:
+            raise SpecdecError(f"unknown kind of draft {self.kind!r}: use one of {', '.join(KINDS)}")
+        if self.kind == "features" and self.layers != 1:
+            raise SpecdecError(f"a draft on the target's features has one layer, not {self.layers}: use layers 1")
         whole = ("tokens", "layers", "width", "heads", "shortlist", "batch", "max_new_tokens", "rows")
         for name in (*whole, "passes", "rate", *(["budget"] if self.budget is not None else [])):
             value = getattr(self, name)
@@ -103,7 +108,10 @@ class Job:
     def recipe(self) -> Recipe:
         """Of the training; its length follows from the text's."""
         tokens = round(self.tokens * self.passes)
-        return Recipe(self.layers, self.width, self.heads, self.shortlist, tokens, self.batch, self.rate, self.seed)
+        steps = FEATURE_STEPS if self.kind == "features" else 1
+        return Recipe(
+            self.layers, self.width, self.heads, self.shortlist, tokens, self.batch, self.rate, self.seed, steps
+        )
 
 
 @dataclass
@@ -122,13 +130,19 @@ class Ready:
     prompts: list = field(default_factory=list)
 
     @property
+    def watched(self) -> list[int]:
+        """The layers of the target that a draft on its features reads."""
+        return features.watched_layers(self.config.get_text_config().num_hidden_layers)
+
+    @property
     def run(self) -> Path:
         """The folder of this training: the same job finds it again, another one does not."""
         job = self.job
         identity = [asdict(job.recipe), self.hash, job.tokens, job.rows, job.length]
         identity += [job.kind] if job.kind == "tokenizer" else []
         digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:8]
-        return self.text.path / "runs" / f"{job.layers}x{job.width}-{digest}"
+        name = f"{job.layers}x{job.width}" if job.kind == "model" else f"{job.kind}-{job.width}"
+        return self.text.path / "runs" / f"{name}-{digest}"
 
 
 def distill(job: Job, board: Board | None = None) -> dict:
@@ -140,6 +154,11 @@ def distill(job: Job, board: Board | None = None) -> dict:
     board = board or Board()
     ready = prepare(job)
     shards = write_text(ready, board)
+    if job.kind == "features":
+        with board.step("the target reads its text") as tick:
+            features.write_features(
+                ready.folder, shards, ready.watched, ready.device, ready.text.note["dtype"], tick
+            )  # fmt: skip
     train_text, held_out, left_out = read_text(ready, shards, board)
     story: dict[str, Any] = {
         "target": Path(job.target).name if Path(job.target).exists() else str(job.target),
@@ -166,7 +185,7 @@ def distill(job: Job, board: Board | None = None) -> dict:
             train_text, held_out = (OwnText(t, tokenizer, ready.tokenizer) for t in (train_text, held_out))
         draft, training = train_model(ready, train_text, held_out, board, tokenizer)
         story |= {"recipe": asdict(job.recipe), "training": training}
-        scored = FastLlama(draft)
+        scored = draft if job.kind == "features" else FastLlama(draft)
         if tokenizer is not None:
             scored = SharedVocabularyDrafter(scored, tokenizer, ready.tokenizer)
     del train_text, held_out
@@ -234,7 +253,8 @@ def write_text(ready: Ready, board: Board) -> list[Path]:
 def read_text(ready: Ready, shards: list[Path], board: Board) -> tuple[Text, Text, int]:
     """Text to train on, text to measure on, and how many rows were left out for what they share with a prompt."""
     train_shards, held_out_shards = split(shards)
-    train_text, held_out = (Text(s, ready.turns.header, ready.turns.ends) for s in (train_shards, held_out_shards))
+    kind = features.FeatureText if ready.job.kind == "features" else Text
+    train_text, held_out = (kind(s, ready.turns.header, ready.turns.ends) for s in (train_shards, held_out_shards))
     contents = [message["content"] for prompt in ready.prompts for message in prompt.messages]
     prompts = [ready.tokenizer(text, add_special_tokens=False)["input_ids"] for text in contents]
     seen = torch.from_numpy(rows_with(train_text.tokens.numpy(), prompts))
@@ -274,7 +294,12 @@ def train_model(ready: Ready, text: Text, held_out: Text, board: Board, tokenize
     }
     counts = expected_counts(text, len(table))
     shortlist = choose_shortlist(counts, recipe.shortlist, [*ends, *np.ravel(end)])
-    model = build(recipe, shortlist, table, settings)
+    if job.kind == "features":
+        said: Any = features.at_answers
+        width = ready.config.get_text_config().hidden_size
+        model: Any = features.build(recipe, shortlist, table, settings, ready.watched, width)
+    else:
+        said, model = at_answers, build(recipe, shortlist, table, settings)
     board.say(f"draft: {sum(p.numel() for p in model.parameters()):,} parameters; its run is {ready.run}")
 
     def report(entry: dict) -> None:
@@ -284,15 +309,16 @@ def train_model(ready: Ready, text: Text, held_out: Text, board: Board, tokenize
     seconds = math.inf if job.budget is None else max(job.budget * 60 - ready.text.seconds, job.budget * 30)
     with board.step("training") as tick:
         curve = train(
-            recipe, model, lambda: text, held_out, ready.run, report, seconds, job.every, ready.device, tick
+            recipe, model, lambda: text, held_out, ready.run, report, seconds, job.every, ready.device, tick,
+            said,
         )  # fmt: skip
     model.half().float()
     entries = entry_table(model)
     rows = text.answering.any(1).nonzero()[:, 0]
     text.keep(rows[:: max(len(rows) // len(held_out), 1)])  # a sample as large as the held-out text
     scores = {
-        "on_training_text": evaluate(model, text, entries),
-        "on_held_out_text": evaluate(model, held_out, entries),
+        "on_training_text": evaluate(model, text, entries, said=said),
+        "on_held_out_text": evaluate(model, held_out, entries, said=said),
     }
     return (model if tokenizer is None else ordinary(model)).eval(), {
         "device": ready.device,

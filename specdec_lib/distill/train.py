@@ -16,7 +16,7 @@ import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from ..models.shortlist import ShortlistLlamaConfig, ShortlistLlamaForCausalLM
 log = logging.getLogger(__name__)
 
 OVERLAP_PART = 0.3  # the share of the run, at its end, that trains on the overlap itself
+DISCOUNT = 0.8  # what each further token of a draft counts: it is only needed where those before it were kept
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Recipe:
         batch: rows a step.
         rate: peak learning rate.
         seed: of initialisation and order.
+        steps: how many tokens the draft goes further than what it is given, while it trains; 1 for a model of its own.
     """
 
     layers: int
@@ -51,6 +53,7 @@ class Recipe:
     batch: int = 8
     rate: float = 5e-3
     seed: int = 0
+    steps: int = 1
 
 
 def build(recipe: Recipe, shortlist: np.ndarray, table: torch.Tensor, config: dict) -> ShortlistLlamaForCausalLM:
@@ -62,10 +65,17 @@ def build(recipe: Recipe, shortlist: np.ndarray, table: torch.Tensor, config: di
         table: the target's input embeddings `[V, W]`, float32.
         config: the target's special tokens, context and rotary base.
     """
+    return shaped(ShortlistLlamaForCausalLM, ShortlistLlamaConfig, recipe, shortlist, table, config)
+
+
+def shaped(
+    kind: Any, configuration: Any, recipe: Recipe, shortlist: np.ndarray, table: torch.Tensor, config: dict
+) -> Any:
+    """A fresh draft of a kind, see `build`."""
     torch.manual_seed(recipe.seed)
     width = recipe.width
-    model = ShortlistLlamaForCausalLM(
-        ShortlistLlamaConfig(
+    model = kind(
+        configuration(
             shortlist_size=len(shortlist),
             vocab_size=table.shape[0],
             hidden_size=width,
@@ -142,24 +152,43 @@ def answer_positions(tokens: torch.Tensor, header: Sequence[int], end: int | Seq
     return result
 
 
-def at_answers(
-    model: ShortlistLlamaForCausalLM, text: Text, rows: torch.Tensor, entry_of: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What the draft and the target say at the answers' positions of some rows.
+class Said(NamedTuple):
+    """What the draft and the target say at `N` positions.
 
-    Returns:
-        log_q `[N, TOP]`: the draft's log-probabilities of the target's top tokens;
-        p `[N, TOP]`: the target's probabilities of them, 0 where the draft cannot propose the token;
-        agree `[N]`: whether both have the same most probable token.
+    Attributes:
+        log_q: `[N, TOP]`, the draft's log-probabilities of the target's top tokens.
+        p: `[N, TOP]`, the target's probabilities of them, 0 where the draft cannot propose the token.
+        agree: bool `[N]`, whether both have the same most probable token.
     """
-    here = text.answering[rows]
-    device = model.shortlist.device
-    hidden = model.hidden(text.tokens[rows].to(device))
+
+    log_q: torch.Tensor
+    p: torch.Tensor
+    agree: torch.Tensor
+
+
+def at_answers(
+    model: ShortlistLlamaForCausalLM, text: Text, rows: torch.Tensor, entry_of: torch.Tensor, steps: int = 1
+) -> list[Said]:
+    """What is said at the answers' positions of some rows; one list entry for each of `steps`, here always one."""
+    hidden = model.hidden(text.tokens[rows].to(model.shortlist.device))
+    return [compared(model, hidden, text, rows, slice(None), entry_of)]
+
+
+def compared(
+    model: ShortlistLlamaForCausalLM,
+    hidden: torch.Tensor,
+    text: Text,
+    rows: torch.Tensor,
+    positions: slice,
+    entry_of: torch.Tensor,
+) -> Said:
+    """What the draft's final states `[rows, n, width]` say beside the target, at those of `n` positions that answer."""
+    here, device = text.answering[rows, positions], hidden.device
     scores = model.lm_head(hidden[here.to(device)]).float()
-    entries = entry_of[text.ids[rows][here].long()].to(device)
+    entries = entry_of[text.ids[rows, positions][here].long()].to(device)
     log_q = scores.gather(-1, entries.clamp(min=0)) - scores.logsumexp(-1, keepdim=True)
-    p = torch.where(entries >= 0, text.logprobs[rows][here].to(device).float().exp(), 0.0)
-    return log_q, p, scores.argmax(-1) == entries[:, 0]
+    p = torch.where(entries >= 0, text.logprobs[rows, positions][here].to(device).float().exp(), 0.0)
+    return Said(log_q, p, scores.argmax(-1) == entries[:, 0])
 
 
 def cross_entropy(log_q: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
@@ -180,15 +209,17 @@ def entry_table(model: ShortlistLlamaForCausalLM) -> torch.Tensor:
 
 
 @torch.inference_mode()
-def evaluate(model: ShortlistLlamaForCausalLM, text: Text, entry_of: torch.Tensor, batch: int = 8) -> dict[str, float]:
-    """Loss, overlap and greedy agreement on the answers of a text, under teacher forcing.
+def evaluate(
+    model: Any, text: Any, entry_of: torch.Tensor, batch: int = 8, said: Callable[..., list[Said]] = at_answers
+) -> dict[str, float]:
+    """Loss, overlap and greedy agreement of a draft's first token on the answers of a text, under teacher forcing.
 
     The overlap counts the target's `TOP` tokens only, so it is a lower bound, close where they hold the mass.
     """
     model.eval()
     sums = torch.zeros(4, dtype=torch.float64)
     for rows in torch.arange(len(text)).split(batch):
-        log_q, p, agree = at_answers(model, text, rows, entry_of)
+        (log_q, p, agree), *_ = said(model, text, rows, entry_of)
         parts = (cross_entropy(log_q, p), overlap(log_q, p), agree, torch.ones(len(p)))
         sums += torch.tensor([float(part.sum()) for part in parts])
     model.train()
@@ -197,15 +228,16 @@ def evaluate(model: ShortlistLlamaForCausalLM, text: Text, entry_of: torch.Tenso
 
 def train(
     recipe: Recipe,
-    model: ShortlistLlamaForCausalLM,
-    text: Callable[[], Text],
-    held_out: Text,
+    model: Any,
+    text: Callable[[], Any],
+    held_out: Any,
     folder: Path,
     report: Callable[[dict], None],
     budget: float = math.inf,
     every: float = 60.0,
     device: str = "cpu",
     tick: Callable[[float], object] = lambda progress: None,
+    said: Callable[..., list[Said]] = at_answers,
 ) -> list[dict]:
     """Train `model` in place; returns the learning curve.
 
@@ -216,6 +248,7 @@ def train(
         budget: seconds; the schedule ends at whichever comes first, the recipe's tokens or the budget.
         every: seconds between checkpoints.
         tick: called at each step with the share of the run that is done.
+        said: what draft and target say; of `recipe.steps` tokens in a row each counts `DISCOUNT` times the one before.
 
     A run that was interrupted and goes on over the same text ends in the weights of one that was not, if its
     schedule is by tokens.
@@ -232,7 +265,7 @@ def train(
     def record() -> None:
         state["seconds"] = time.monotonic() - started
         entry = {"tokens": state["seen"], "unique": data.tokens.numel(), "seconds": round(state["seconds"])}
-        state["curve"].append(entry | evaluate(model, held_out, entry_of))
+        state["curve"].append(entry | evaluate(model, held_out, entry_of, said=said))
         checkpoint(folder, model, optimisers, state)
         report(state["curve"][-1])
 
@@ -256,10 +289,13 @@ def train(
                     for group in optimiser.param_groups:
                         group["lr"] = recipe.rate * warmup * (0.05 + 0.95 * (1 + math.cos(math.pi * progress)) / 2)
                 with torch.autocast(kind, dtype=torch.bfloat16, enabled=fast_bfloat16(kind)):
-                    log_q, p, _ = at_answers(model, data, rows, entry_of)
-                loss = 1 - overlap(log_q, p) if progress > 1 - OVERLAP_PART else cross_entropy(log_q, p)
+                    steps = said(model, data, rows, entry_of, recipe.steps)
+                loss = torch.zeros(())
+                for k, (log_q, p, _) in enumerate(steps):
+                    one = 1 - overlap(log_q, p) if progress > 1 - OVERLAP_PART else cross_entropy(log_q, p)
+                    loss = loss + DISCOUNT**k * (one.mean() if len(one) else 0)
                 model.zero_grad(set_to_none=True)
-                loss.mean().backward()
+                loss.backward()
                 torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                 for optimiser in optimisers:
                     optimiser.step()
@@ -281,11 +317,12 @@ def fast_bfloat16(kind: str) -> bool:
     return any(ask() for ask in supported if ask)
 
 
-def make_optimisers(model: ShortlistLlamaForCausalLM, rate: float) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of the layers, AdamW for the table and the norms, both at AdamW's scale of step."""
+def make_optimisers(model: Any, rate: float) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices, AdamW for the table and the norms, both at AdamW's scale of step."""
     if not hasattr(torch.optim, "Muon"):
         raise SpecdecError(f"training needs torch 2.9 or later, this is {torch.__version__}: install a newer one")
-    matrices = [p for p in model.model.layers.parameters() if p.ndim == 2]
+    table = model.get_input_embeddings().weight
+    matrices = [p for p in model.parameters() if p.ndim == 2 and p is not table]
     rest = [p for p in model.parameters() if not any(p is m for m in matrices)]
     return [
         torch.optim.Muon(matrices, lr=rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),

@@ -1,8 +1,9 @@
-"""Drafters: a draft model, an n-gram table, prompt lookup, early exit, several composed, and other tokenizers."""
+"""Drafters: a model, a table, lookup, early exit, the target's features, several composed, other tokenizers."""
 
 from .base import Draft, Drafter, DraftSession, Sampling
 from .composed import ComposedDrafter
 from .early_exit import EarlyExitDrafter
+from .features import FeatureDrafter
 from .lookup import PromptLookupDrafter
 from .model import ModelDrafter, as_drafter
 from .ngram import NGramDrafter
@@ -14,6 +15,7 @@ __all__ = [
     "DraftSession",
     "Drafter",
     "EarlyExitDrafter",
+    "FeatureDrafter",
     "ModelDrafter",
     "NGramDrafter",
     "PromptLookupDrafter",

@@ -18,7 +18,7 @@ from transformers.generation import GenerateDecoderOnlyOutput, GenerationMixin
 from ..errors import SpecdecError
 from ..lengths import check_gamma
 from ..models.pair import is_encoder_decoder, vocabulary_size
-from .base import Draft, Drafter, Sampling
+from .base import Draft, Drafter, Sampling, reads_target
 
 
 class DrafterAssistant(PreTrainedModel, GenerationMixin):
@@ -28,7 +28,7 @@ class DrafterAssistant(PreTrainedModel, GenerationMixin):
     loop wants one token at least, and the target would have made that pass anyway.
 
     Args:
-        drafter: any of `specdec_lib.drafters` but `EarlyExitDrafter`, which needs a session of ours.
+        drafter: any of `specdec_lib.drafters` that does not read its target, which needs a session of ours.
         target: the transformers model that will decode: its vocabulary and its device are taken.
         gamma: tokens to propose a round.
     """
@@ -37,7 +37,7 @@ class DrafterAssistant(PreTrainedModel, GenerationMixin):
         check_gamma(gamma)
         if is_encoder_decoder(target):
             raise SpecdecError("transformers hands no source to an assistant like this: use specdec_lib.generate")
-        if not hasattr(drafter, "start") or hasattr(drafter, "start_on"):
+        if not hasattr(drafter, "start") or reads_target(drafter):
             raise SpecdecError(
                 f"a {type(drafter).__name__} cannot draft in transformers' loop: "
                 "give a drafter that starts on its own, such as NGramDrafter or ComposedDrafter"

@@ -96,12 +96,14 @@ class DraftSession(Protocol):
 class Drafter(Protocol):
     """Anything that can start a draft session for a text of the given target vocabulary.
 
-    Four more things, where a drafter has them:
+    Five more things, where a drafter has them:
 
     * `certain`: True where its drafts leave nothing to chance, at any temperature;
     * `start_batch(rows, vocabulary) -> DraftBatch`: drafts for several rows at once;
     * `with_confidence(threshold) -> Drafter`: one that stops after a token it was less sure of (`lengths.Confidence`);
-    * `start_on(session) -> DraftSession`: drafts in the target's own session (`EarlyExitDrafter`).
+    * `reads_target`: True where it drafts with what the target has computed; in place of `start` it has
+      `start_on(target, vocabulary) -> DraftBatch`, where `target` is the `models.batch.Batch` of the call;
+    * `one_text`: True where that batch may have one row only.
     """
 
     def start(self, vocabulary: int) -> DraftSession: ...
@@ -152,8 +154,19 @@ class NoDrafts:
     def keep(self, rows: list[int]) -> None: ...
 
 
-def start_rows(drafter: Any, rows: int, vocabulary: int) -> DraftBatch:
-    """A batch of a drafter's own where it has one and there is more than one row, else row by row."""
+def reads_target(drafter: Any) -> bool:
+    """Whether a drafter works in its target's own session."""
+    return getattr(drafter, "reads_target", False)
+
+
+def start_rows(drafter: Any, rows: int, vocabulary: int, target: Any = None) -> DraftBatch:
+    """A batch of a drafter's own where it has one and there is more than one row, else row by row.
+
+    Args:
+        target: the target's batch, for a drafter that reads it.
+    """
+    if reads_target(drafter) and target is not None:
+        return drafter.start_on(target, vocabulary)
     if rows > 1 and hasattr(drafter, "start_batch"):
         return drafter.start_batch(rows, vocabulary)
     return RowByRow([drafter.start(vocabulary) for _ in range(rows)])

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from random import Random
 
 from ..errors import SpecdecError
-from .base import Draft, DraftBatch, Drafter, DraftSession, Sampling, start_rows
+from ..models.batch import Batch
+from .base import Draft, DraftBatch, Drafter, DraftSession, Sampling, reads_target, start_rows
 
 
 @dataclass(frozen=True)
@@ -56,11 +57,24 @@ class ComposedDrafter:
         """The largest of its drafters' thresholds."""
         return max(getattr(drafter, "confidence", 0.0) for drafter in self.drafters)
 
+    @property
+    def reads_target(self) -> bool:
+        return any(reads_target(drafter) for drafter in self.drafters)
+
+    @property
+    def one_text(self) -> bool:
+        return any(getattr(drafter, "one_text", False) for drafter in self.drafters)
+
     def start(self, vocabulary: int) -> ComposedSession:
         return ComposedSession([drafter.start(vocabulary) for drafter in self.drafters], self.limits)
 
     def start_batch(self, rows: int, vocabulary: int) -> ComposedBatch:
         return ComposedBatch([start_rows(drafter, rows, vocabulary) for drafter in self.drafters], self.limits)
+
+    def start_on(self, target: Batch, vocabulary: int) -> ComposedBatch:
+        """As `start_batch`, for drafters that read the target."""
+        rows = len(target.lengths)
+        return ComposedBatch([start_rows(drafter, rows, vocabulary, target) for drafter in self.drafters], self.limits)
 
     def with_confidence(self, threshold: float) -> ComposedDrafter:
         """The threshold goes to those of the drafters that have a confidence."""

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from random import Random
-from typing import Any
+from typing import ClassVar
 
 import torch
 
 from ..errors import SpecdecError
+from ..models.batch import Batch, OneRow
 from ..models.session import FastSession
-from .base import Draft, DraftSession, Sampling
+from .base import Draft, DraftBatch, DraftSession, RowByRow, Sampling
 from .model import Drawing, check_confidence
 
 
@@ -33,6 +34,8 @@ class EarlyExitDrafter:
 
     layers: int
     confidence: float = 0.0
+    reads_target: ClassVar[bool] = True
+    one_text: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if isinstance(self.layers, bool) or not isinstance(self.layers, int) or self.layers < 1:
@@ -42,7 +45,8 @@ class EarlyExitDrafter:
     def start(self, vocabulary: int) -> DraftSession:
         raise SpecdecError("early exit drafts in its target's session: give it to generate with Pair(target, draft)")
 
-    def start_on(self, session: Any) -> EarlyExitSession:
+    def start_on(self, target: Batch, vocabulary: int) -> DraftBatch:
+        session = target.session if isinstance(target, OneRow) else None
         if not isinstance(session, FastSession):
             raise SpecdecError(
                 "early exit needs a target that runs as FastLlama (Llama or Qwen2, loaded with load_pair): "
@@ -51,7 +55,7 @@ class EarlyExitDrafter:
         depth = len(session.model.layers)
         if self.layers >= depth:
             raise SpecdecError(f"early exit after {self.layers} layers is no shortcut: the target has {depth}")
-        return EarlyExitSession(session, self.layers, self.confidence)
+        return RowByRow([EarlyExitSession(session, self.layers, self.confidence)])
 
     def with_confidence(self, threshold: float) -> EarlyExitDrafter:
         return EarlyExitDrafter(self.layers, threshold)

@@ -18,7 +18,7 @@ import torch
 from ..errors import SpecdecError
 from ..models.pair import vocabulary_size
 from ..stopping import UNFINISHED
-from .base import Draft, Drafter, Sampling
+from .base import Draft, Drafter, Sampling, reads_target
 from .model import Drawing, ModelDraftSession, as_drafter, check_confidence, check_draft_model
 
 LOOKBACK = 10  # tokens of the text that a draft's text is re-encoded with, so that they meet as they would in a text
@@ -41,8 +41,8 @@ class TextDrafter:
     def __init__(self, draft: Any, tokenizer: Any, target_tokenizer: Any):
         check_draft_model(draft)
         self.draft: Drafter = as_drafter(draft)
-        if hasattr(self.draft, "start_on"):
-            raise SpecdecError("early exit drafts in the target's own tokens: give it to Pair as it is")
+        if reads_target(self.draft):
+            raise SpecdecError("this draft reads the target, in the target's own tokens: give it to Pair as it is")
         self.tokenizer, self.target_tokenizer = tokenizer, target_tokenizer
         self.bridge = Bridge(target_tokenizer, tokenizer)
 

@@ -27,7 +27,7 @@ import torch
 from ..errors import SpecdecError, first_line
 from . import packaged
 from .packaged import MANIFEST, sha256, write_json
-from .pair import PACKAGED, load_model, resolve
+from .pair import PACKAGED, load_model, load_transformers, resolve
 from .shortlist import ShortlistLlamaForCausalLM
 
 DRAFTS = Path(__file__).resolve().parents[2] / "data" / "drafts"
@@ -164,7 +164,7 @@ def _write_model(folder: Path, model: Any) -> None:
 def load_draft(
     folder: str | os.PathLike, target_hash: str | None = None, device: str | None = None, dtype: Any = None
 ) -> Any:
-    """The draft in `folder`: a `FastLlama` or an `NGramDrafter`, either of which `Pair(draft=...)` takes.
+    """The draft in `folder`: a `FastLlama`, a `FeatureDrafter` or an `NGramDrafter`, as `Pair(draft=...)` takes them.
 
     Args:
         folder: what `write_draft` wrote.
@@ -188,4 +188,8 @@ def load_draft(
         from ..drafters import NGramDrafter
 
         return NGramDrafter.load(folder / TABLE)
+    if manifest["kind"] == "features":
+        from ..drafters import FeatureDrafter
+
+        return FeatureDrafter(load_transformers(folder, device, dtype))
     return load_model(folder, device, dtype)

@@ -12,6 +12,7 @@ The result equals the stock model's to float32 rounding; `tests/test_fast.py` ho
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -65,17 +66,38 @@ def _warn_unpacked() -> None:
 
 
 class Cache:
-    """Keys and values of one batch, `[layers, batch, kv_heads, capacity, head_dim]`, written in place."""
+    """Keys and values of one batch, `[layers, batch, kv_heads, capacity, head_dim]`, written in place.
+
+    After `watch` it also keeps, in `features` `[batch, capacity, len(watched), width]`, what chosen layers gave at each
+    position.
+    """
 
     def __init__(self, layers: int, batch: int, kv_heads: int, capacity: int, head_dim: int, like: torch.Tensor):
         shape = (layers, batch, kv_heads, capacity, head_dim)
         self.keys = torch.zeros(shape, dtype=like.dtype, device=like.device)
         self.values = torch.zeros(shape, dtype=like.dtype, device=like.device)
         self.length = 0
+        self.watched: tuple[int, ...] = ()
+        self.features = self.keys.new_zeros(batch, capacity, 0, 0)
 
     @property
     def capacity(self) -> int:
         return self.keys.shape[3]
+
+    def watch(self, layers: Sequence[int], width: int) -> None:
+        """From now on keep the hidden states `[width]` after so many layers; the last layer's after the final norm."""
+        self.watched = tuple(layers)
+        self.features = self.keys.new_zeros(self.keys.shape[1], self.capacity, len(layers), width)
+
+    def note(self, layers: int, x: torch.Tensor, at: tuple[torch.Tensor, torch.Tensor] | None) -> None:
+        """Keep hidden states `x` [batch, n, width] after `layers` layers, if they are watched; `at` as in `write`."""
+        for k, watched in enumerate(self.watched):
+            if watched != layers:
+                continue
+            if at is None:
+                self.features[:, self.length : self.length + x.shape[1], k] = x
+            else:
+                self.features[*at, k] = x
 
     def write(
         self, layer: int, keys: torch.Tensor, values: torch.Tensor, at: tuple[torch.Tensor, torch.Tensor] | None
@@ -100,6 +122,13 @@ class Cache:
             new = torch.zeros((*old.shape[:3], capacity, old.shape[4]), dtype=old.dtype, device=old.device)
             new[:, :, :, : self.length] = old[:, :, :, : self.length]
             setattr(self, name, new)
+        features = self.features.new_zeros(self.features.shape[0], capacity, *self.features.shape[2:])
+        features[:, : self.length] = self.features[:, : self.length]
+        self.features = features
+
+    def keep(self, rows: list[int]) -> None:
+        """Go on with these rows only."""
+        self.keys, self.values, self.features = self.keys[:, rows], self.values[:, rows], self.features[rows]
 
 
 def unsupported(model: Any) -> str | None:
@@ -187,9 +216,16 @@ class FastLlama:
         With `layers` only the first ones run: the other layers' keys and values of these positions are not written.
         With `starts` [batch] each row has its own length, at most `cache.length`: its ids are written from there on.
         """
-        batch, n = ids.shape
+        x = self.embedding[ids if self.token_index is None else self.token_index[ids]]
+        return self.through(x, cache, layers, starts)
+
+    def through(
+        self, x: torch.Tensor, cache: Cache, layers: int | None = None, starts: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """As `hidden`, from embedded positions `x` [batch, n, width]."""
+        batch, n, _ = x.shape
         if n == 0:
-            return self.embedding.new_zeros(batch, 0, self.embedding.shape[1])
+            return x
         start, end = cache.length, cache.length + n
         cache.reserve(end)
         self._rope(end)
@@ -199,14 +235,13 @@ class FastLlama:
         if starts is None:
             cos, sin = self._cos[start:end, None], self._sin[start:end, None]
             if n > 1:  # query j of the block sees everything up to its own position
-                mask = torch.ones(n, end, dtype=torch.bool, device=ids.device).tril(start).repeat(group, 1)
+                mask = torch.ones(n, end, dtype=torch.bool, device=x.device).tril(start).repeat(group, 1)
         else:
-            places = starts[:, None] + torch.arange(n, device=ids.device)
-            at = torch.arange(batch, device=ids.device)[:, None], places
+            places = starts[:, None] + torch.arange(n, device=x.device)
+            at = torch.arange(batch, device=x.device)[:, None], places
             cos, sin = self._cos[places][:, :, None], self._sin[places][:, :, None]
-            seen = torch.arange(end, device=ids.device) <= places[:, :, None]
+            seen = torch.arange(end, device=x.device) <= places[:, :, None]
             mask = seen.repeat(1, group, 1)[:, None]
-        x = self.embedding[ids if self.token_index is None else self.token_index[ids]]
         for i, (norm1, qkv, out, norm2, gate_up, down) in enumerate(self.layers[:layers]):
             y = qkv(F.rms_norm(x, (x.shape[-1],), norm1, self.eps)).view(batch, n, heads + 2 * kv, dim)
             qk = y[:, :, : heads + kv]
@@ -226,8 +261,12 @@ class FastLlama:
             x = x + out(a)
             g, u = gate_up(F.rms_norm(x, (x.shape[-1],), norm2, self.eps)).chunk(2, -1)
             x = x + down(F.silu(g) * u)
+            if i + 1 < len(self.layers):
+                cache.note(i + 1, x, at)
+        x = F.rms_norm(x, (x.shape[-1],), self.final_norm, self.eps)
+        cache.note(len(self.layers), x, at)
         cache.length = end
-        return F.rms_norm(x, (x.shape[-1],), self.final_norm, self.eps)
+        return x
 
     def logits(self, ids: torch.Tensor, cache: Cache, last: int = 1) -> torch.Tensor:
         """Feed `ids` [batch, n]; returns the logits after the last `last` of them, `[batch, last, vocabulary]`."""

@@ -154,7 +154,7 @@ def load_transformers(name: str | os.PathLike, device: str | None = None, dtype:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
     from transformers.utils import logging as transformers_logging
 
-    from . import shortlist  # noqa: F401 - makes the drafts' architecture known to transformers
+    from . import feature_draft, shortlist  # noqa: F401 - makes the drafts' architectures known to transformers
 
     where, kind = device_and_dtype(device, dtype)
     spread = {"device_map": "auto"} if device == AUTO else {}

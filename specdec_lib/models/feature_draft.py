@@ -1,0 +1,105 @@
+"""A draft that reads its target's mind: one layer on the hidden states that the target computed anyway.
+
+After each pass the target's hidden states of all tokens but the last are known.  The draft joins the state at a token
+with the token that was chosen after it, runs one layer over the text so joined, and scores the shortlist.  Where it
+drafts further than the target has read, its own last state stands in for the target's.
+
+    z_t = read(h_t)                        h_t: the target's hidden states after token t, of the watched layers
+    s_t = layer(join(z_t, x_{t+1}); s_<t)  law of x_{t+2}: softmax(table s_t)
+    s_{t+1} = layer(join(s_t, x_{t+2}); s_<=t), and so on
+
+Feature-level drafting: EAGLE (Li et al., arXiv 2401.15077); several layers of the target and training on the draft's
+own states: EAGLE-3 (Li et al., arXiv 2503.01840).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from ..errors import SpecdecError
+from .fast import FastLlama, PackedLinear
+from .shortlist import ShortlistLlamaConfig, ShortlistLlamaForCausalLM
+
+
+class FeatureDraftConfig(ShortlistLlamaConfig):
+    """`ShortlistLlamaConfig` with what is read of the target.
+
+    Attributes:
+        watched: after how many layers of the target its hidden states are read; the last layer's after the final norm.
+        target_width: of the target's hidden states.
+    """
+
+    model_type = "feature_draft"
+
+    def __init__(self, watched: Sequence[int] = (1,), target_width: int = 1, **kwargs: Any):
+        self.watched, self.target_width = list(watched), target_width
+        super().__init__(**kwargs)
+        self.watched, self.target_width = list(watched), target_width
+
+
+class FeatureDraft(ShortlistLlamaForCausalLM):
+    """The weights: a shortlist Llama of one layer, and what joins the target's states with tokens before it."""
+
+    config_class = FeatureDraftConfig
+
+    def __init__(self, config: FeatureDraftConfig):
+        super().__init__(config)
+        if config.num_hidden_layers != 1:
+            raise SpecdecError(f"a draft on the target's features has one layer, not {config.num_hidden_layers}")
+        width, eps = config.hidden_size, config.rms_norm_eps
+        self.norms = torch.nn.ModuleList(torch.nn.RMSNorm(config.target_width, eps) for _ in config.watched)
+        self.read = torch.nn.Linear(len(config.watched) * config.target_width, width, bias=False)
+        self.state_norm, self.token_norm = torch.nn.RMSNorm(width, eps), torch.nn.RMSNorm(width, eps)
+        self.join = torch.nn.Linear(2 * width, width, bias=False)
+        self.post_init()
+
+    def states(self, features: torch.Tensor) -> torch.Tensor:
+        """`z` `[..., width]` of the target's hidden states `[..., len(watched), target_width]`."""
+        features = features.to(self.read.weight.dtype)
+        return self.read(torch.cat([norm(features[..., k, :]) for k, norm in enumerate(self.norms)], -1))
+
+    def joined(self, states: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """What the layer reads `[..., n, width]`: states, each with the token `[..., n]` that was chosen after it."""
+        entries = self.model.embed_tokens(self.token_index[tokens])
+        return self.join(torch.cat([self.state_norm(states), self.token_norm(entries)], -1))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        raise SpecdecError("a draft on the target's features cannot run alone: give it to load_pair or FeatureDrafter")
+
+
+class FastFeatureDraft(FastLlama):
+    """Inference of a `FeatureDraft`: its layer as in `FastLlama`, fed with joined states."""
+
+    def __init__(self, model: FeatureDraft):
+        super().__init__(model)
+        self.recorder = None
+        self.norms = [(norm.weight.detach(), norm.eps) for norm in model.norms]
+        self.read, self.join = (PackedLinear(part.weight.detach()) for part in (model.read, model.join))
+        self.state_norm, entries = model.state_norm, model.token_norm(self.embedding)
+        self.entries = entries.detach()
+
+    @torch.inference_mode()
+    def states(self, features: torch.Tensor) -> torch.Tensor:
+        """As `FeatureDraft.states`."""
+        features = features.to(self.entries.dtype)
+        parts = [
+            torch.nn.functional.rms_norm(features[..., k, :], weight.shape, weight, eps)
+            for k, (weight, eps) in enumerate(self.norms)
+        ]
+        return self.read(torch.cat(parts, -1))
+
+    @torch.inference_mode()
+    def step(
+        self, states: torch.Tensor, tokens: torch.Tensor, cache: Any, starts: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """The draft's states `[batch, n, width]` after reading `tokens` [batch, n], each after one of `states`."""
+        entries = self.entries[self.token_index[tokens]]
+        return self.through(self.join(torch.cat([self.state_norm(states), entries], -1)), cache, starts=starts)
+
+
+AutoConfig.register(FeatureDraftConfig.model_type, FeatureDraftConfig)
+AutoModelForCausalLM.register(FeatureDraftConfig, FeatureDraft)
