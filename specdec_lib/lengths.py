@@ -122,10 +122,13 @@ class Confidence:
 class Fastest:
     """The length that promises most tokens a second, from what this call has measured so far.
 
-    A round of `g` draft tokens is expected to emit `E(g) = (1 - alpha^(g + 1)) / (1 - alpha)` tokens (Leviathan et
-    al., equation 1) in `g d + t(g + 1)` seconds, where `d` is the time of a draft token and `t(n)` that of a target
-    pass over `n` positions and of the loop.  All three are running estimates.  Where no length pays, the target
-    decodes alone, and every so often one draft token tests whether that still holds.
+    A round of `g` draft tokens is expected to emit `1 + s_1 + s_1 s_2 + ... + s_1 ... s_g` tokens, where `s_j` is the
+    chance that the `j`-th token is kept if those before it were; equal ones give `(1 - alpha^(g + 1)) / (1 - alpha)`
+    (Leviathan et al., equation 1), a drafter that copies long passages gives rising ones.  It takes
+    `t(1) + sum_j o_j (d + t(j + 1) - t(j))` seconds, where `o_j` is the chance that a draft becomes `j` tokens long
+    if so many are asked for, `d` the time of a draft token, and `t(n)` that of a target pass over `n` positions and
+    of the loop.  All four are running estimates.  Where no length pays, the target decodes alone, and every so often
+    one draft token tests whether that still holds.
 
     Lengths follow the clock, so at a temperature above 0 the same seed may give another text (of the same law).
 
@@ -149,28 +152,34 @@ class Fastest:
 
 
 class _FastestSchedule:
-    MEMORY = 0.985  # what a verdict still weighs one round later: an average over some seventy rounds
     RECENT = 31  # timings that a median is taken over
     PATIENCE = 12  # rounds without a draft before one is tried again
 
     def __init__(self, first: int, longest: int):
         self.first, self.longest = first, longest
-        self.kept, self.refused = 3.0, 1.0  # a prior of four tokens at alpha = 0.75
+        self.kept, self.offered = Shares(longest, first=0.6), Shares(longest, first=1.0)
         self.passes: dict[int, deque[float]] = {}
         self.drafts: deque[float] = deque(maxlen=self.RECENT)
+        self.asked: dict[int, int] = {}
         self.rows: set[int] = set()
         self.alone = 0
 
     def next(self, row: int) -> int:
+        self.asked[row] = self.length()
+        return self.asked[row]
+
+    def length(self) -> int:
         if not self.drafts or not any(self.passes.values()):
             return self.first
-        alpha = self.kept / (self.kept + self.refused)
-        best = best_length(alpha, median(self.drafts), pass_seconds(self.passes), self.longest)
+        seconds = median(self.drafts), pass_seconds(self.passes)
+        best = best_length(self.kept.estimates(), self.offered.estimates(), *seconds)
         return best if best or self.alone < self.PATIENCE else 1
 
     def update(self, done: Round) -> None:
-        self.kept = self.MEMORY * self.kept + done.kept
-        self.refused = self.MEMORY * self.refused + done.rejected
+        asked = self.asked.get(done.row, len(done.drafted))
+        self.offered.see(len(done.drafted), asked)
+        # a draft that ends by itself is no better than one that is refused there, a text that ends says nothing
+        self.kept.see(done.kept, min(done.kept + (not done.trimmed), asked))
         n = len(done.drafted) + 1
         if n not in self.passes:  # a pass of a length not seen before also prepares it
             self.passes[n] = deque(maxlen=self.RECENT)
@@ -182,20 +191,66 @@ class _FastestSchedule:
         self.alone = 0 if done.drafted else self.alone + 1
 
 
-def best_length(alpha: float, draft_seconds: float, pass_seconds: Callable[[int], float], longest: int) -> int:
-    """The `g` in 0..longest with the most expected tokens a second, the smallest among equals.
+class Shares:
+    """How often each position of a draft succeeds, from rounds that weigh less the longer ago they were.
 
-    >>> best_length(alpha=0.8, draft_seconds=0.1, pass_seconds=lambda n: 1.0, longest=12)
+    What is known of a position pulls at the next one: many are never tried.
+
+    Args:
+        length: positions.
+        first: what is expected of the first position before anything was seen.
+
+    >>> shares = Shares(3, first=0.5)
+    >>> shares.see(successes=1, tries=2)
+    >>> [round(share, 3) for share in shares.estimates()]  # (8 * 0.5 + 1) / 9, then 8 / 9 of that, then the same
+    [0.556, 0.494, 0.494]
+    """
+
+    MEMORY = 0.99  # what a round still weighs one round later: an average over a hundred
+    WEIGHT = 8  # of the position before, in rounds
+
+    def __init__(self, length: int, first: float):
+        self.first = first
+        self.successes, self.tries = [0.0] * length, [0.0] * length
+
+    def see(self, successes: int, tries: int) -> None:
+        """Of a draft's positions the first `tries` were tried, and the first `successes` of them succeeded."""
+        for j in range(len(self.tries)):
+            self.successes[j] = self.MEMORY * self.successes[j] + (j < successes)
+            self.tries[j] = self.MEMORY * self.tries[j] + (j < tries)
+
+    def estimates(self) -> list[float]:
+        found, share = [], self.first
+        for successes, tries in zip(self.successes, self.tries, strict=True):
+            share = (self.WEIGHT * share + successes) / (self.WEIGHT + tries)
+            found.append(share)
+        return found
+
+
+def best_length(
+    kept: Sequence[float], offered: Sequence[float], draft_seconds: float, pass_seconds: Callable[[int], float]
+) -> int:
+    """The `g` in 0..longest with the most expected tokens a second, the smallest among equals; see `Fastest`.
+
+    Args:
+        kept: `s_j` for `j` = 1..longest.
+        offered: `o_j` for the same.
+        draft_seconds: `d`.
+        pass_seconds: `t`.
+
+    >>> best_length([0.8] * 12, [1.0] * 12, draft_seconds=0.1, pass_seconds=lambda n: 1.0)
     6
-    >>> best_length(alpha=0.3, draft_seconds=0.5, pass_seconds=lambda n: 1.0, longest=12)
+    >>> best_length([0.3] * 12, [1.0] * 12, draft_seconds=0.5, pass_seconds=lambda n: 1.0)
     0
     """
-    best, fastest, tokens = 0, 0.0, 0.0
-    for g in range(longest + 1):
-        tokens += alpha**g  # 1 + alpha + ... + alpha^g
-        speed = tokens / (g * draft_seconds + pass_seconds(g + 1))
-        if speed > fastest:
-            best, fastest = g, speed
+    survival, tokens, seconds = 1.0, 1.0, pass_seconds(1)
+    best, fastest = 0, tokens / seconds
+    for g, (s, o) in enumerate(zip(kept, offered, strict=True), 1):
+        survival *= s
+        tokens += survival
+        seconds += o * (draft_seconds + pass_seconds(g + 1) - pass_seconds(g))
+        if tokens / seconds > fastest:
+            best, fastest = g, tokens / seconds
     return best
 
 
