@@ -7,13 +7,14 @@ accepted.  Tokens after the first rejection of a round were not tested; accepted
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from .distributions import Array, overlap
 from .errors import SpecdecError
+from .verify import Verifier
 
 Number: TypeAlias = Any
 """A number, or an array (or nested sequence) of numbers."""
@@ -157,6 +158,43 @@ def _tested(accepted: Sequence[int], rejected: Sequence[int]) -> tuple[np.ndarra
     if not np.any(kept + refused > 0):
         raise SpecdecError("no round tested a draft token: decode with a drafter, and more than one token")
     return kept, kept + refused
+
+
+# -- what a rule would write ---------------------------------------------------------------------------
+
+
+def expected_tokens(rule: Verifier, p: Array, q: Array, x: Sequence[int]) -> Any:
+    """`1 + sum_n n P(n)`: the tokens that a round writes on average over the rule's own draws, its draft being given.
+
+    Its mean over the rounds of a decoder is the block efficiency that they have on average, without the noise of the
+    draws (Rao-Blackwell), and two rules can be asked about the same rounds.
+
+    Args:
+        rule: a `Verifier`.
+        p, q, x: as in `verify`: target laws `[g + 1, V]`, draft laws `[g, V]`, the `g` draft tokens.
+
+    >>> from .verify import VERIFIERS
+    >>> p, q = np.array([[0.25, 0.75]] * 3), np.array([[0.5, 0.5]] * 2)
+    >>> [round(expected_tokens(VERIFIERS[name], p, q, [0, 1]), 3) for name in ("token", "block")]
+    [2.0, 2.5]
+    """
+    return 1 + sum(n * chance for n, chance in enumerate(rule.accepted(p, q, x)))
+
+
+def asking(rule: Verifier, others: Sequence[Verifier], answers: list[list]) -> Verifier:
+    """`rule` as it is; at every round of a decoder it also asks `others` about the draft and the laws at hand.
+
+    Args:
+        rule: what decodes, above temperature 0.
+        others: the rules that are asked.
+        answers: grows by one entry a round: `expected_tokens` of each of `others`.
+    """
+
+    def accepted(p: Array, q: Array, x: Sequence[int]) -> list:
+        answers.append([expected_tokens(other, p, q, x) for other in others])
+        return rule.accepted(p, q, x)
+
+    return replace(rule, accepted=accepted)
 
 
 # -- acceptance by position ----------------------------------------------------------------------------

@@ -12,7 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specdec_lib.acceptance import expected_tokens
 from specdec_lib.distributions import overlap
+from specdec_lib.exact import Draft, accepted_law, random_pair
+from specdec_lib.exact.models import stacked
 from specdec_lib.theory import (
     acceptance_by_position,
     acceptance_from_laws,
@@ -21,6 +24,7 @@ from specdec_lib.theory import (
     classical_rejection_rate,
     pooled_alpha,
 )
+from specdec_lib.verify import VERIFIERS
 
 
 def standard_errors(sample: np.ndarray, predicted: float) -> float:
@@ -133,3 +137,16 @@ def test_acceptance_by_position_gives_back_the_emitted_tokens():
     assert block_efficiency_by_position(alphas) == pytest.approx(1 + accepted.mean())
     pooled = acceptance_from_trace(accepted, (accepted < 3).astype(int)).alpha
     assert pooled_alpha(alphas) == pytest.approx(pooled) == pytest.approx(12 / 16)
+
+
+@pytest.mark.parametrize("kind", ["stochastic", "partial"])
+def test_expected_tokens_average_to_the_exact_law_over_drafts(kind):
+    target, small = random_pair(kind, 3, 2)
+    found = {name: 0 for name in ("token", "block")}
+    for weight, x, q in Draft(small, small).blocks((), 3):
+        p = stacked([target.law(x[:i]) for i in range(4)])
+        for name in found:
+            found[name] += weight * expected_tokens(VERIFIERS[name], p, q, x)
+    for name, tokens in found.items():
+        assert tokens == 1 + sum(n * chance for n, chance in enumerate(accepted_law(name, target, small, 3)))
+    assert found["block"] > found["token"]

@@ -3,14 +3,16 @@
 from random import Random
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 from kit import law_of, slow_law, slow_scores, total_variation
 from transformers import NoRepeatNGramLogitsProcessor, RepetitionPenaltyLogitsProcessor, SuppressTokensLogitsProcessor
 
 import specdec_lib as sd
+from specdec_lib.acceptance import asking
 from specdec_lib.audit.adapters import tabular
 from specdec_lib.drafters import Sampling
-from specdec_lib.exact import output_law
+from specdec_lib.exact import accepted_law, output_law
 from specdec_lib.lengths import Confidence, Constant, Heuristic
 from specdec_lib.verify import VERIFIERS, Verifier
 from specdec_lib.verify.lossy import ensemble, lenience, lenience_greedy, typical
@@ -190,6 +192,26 @@ def test_every_rule_writes_the_law_that_the_exact_room_computes(name, tiny):
     models = [tabular(model, PROMPT) for model in (case.pair.target, case.pair.draft)]
     expected = output_law(RULES[name], *models, gamma=2, length=3, cap=True).sequences
     assert total_variation(law_of(tokens_of(case.pair, verifier=RULES[name])), expected) < 1e-12
+
+
+@pytest.mark.parametrize("name", ["token", "block"])
+def test_what_two_rules_would_write_is_told_while_one_of_them_decodes(name, tiny):
+    """https://github.com/vllm-project/vllm-ascend/issues/7807 - a rule's gain, here in expectation and exactly."""
+    case, rules = tiny(noise=0.5, **SMALL), ["token", "block"]
+
+    def write():
+        answers = []
+        rule = asking(VERIFIERS[name], [VERIFIERS[rule] for rule in rules], answers)
+        stats = sd.generate(case.pair, PROMPT, 2, 3, temperature=1.0, eos=[], verifier=rule).stats
+        assert len(answers) == stats.rounds
+        return *answers[0], sum(told[rules.index(name)] for told in answers), stats.accepted + stats.rounds
+
+    *first, told, written = np.array([weight * np.array(found) for found, weight in law_of(write).items()]).sum(0)
+    models = [tabular(model, PROMPT) for model in (case.pair.target, case.pair.draft)]
+    for rule, tokens in zip(rules, first, strict=True):
+        law = accepted_law(rule, *models, 2)
+        assert tokens == pytest.approx(1 + sum(n * chance for n, chance in enumerate(law)))
+    assert first[1] > first[0] + 1e-3 and told == pytest.approx(written)
 
 
 @pytest.mark.parametrize(("n", "batch_size"), [(2, 1), (1, 2)])
