@@ -19,7 +19,7 @@ from .drafters import (
 from .drafters.other_tokenizer import difference
 from .errors import SpecdecError
 from .models import Pair, load_model, load_tokenizer
-from .models.drafts import is_draft, load_draft, packaged_drafts, read_manifest, target_hash
+from .models.drafts import has_own_tokenizer, is_draft, load_draft, packaged_drafts, read_manifest, target_hash
 from .models.pair import AUTO, PACKAGED, is_encoder_decoder, vocabulary_size
 
 LOOKUP = "lookup"
@@ -62,10 +62,13 @@ def load_pair(
 
         def load(name: str) -> Any:
             source = packaged_drafts().get(name, name)
-            if is_draft(source):
+            ours = is_draft(source)
+            if ours and not has_own_tokenizer(source):
                 return load_draft(source, target_hash(target), beside, dtype)
-            own = _own_tokenizer(source, target_tokenizer, tokenizers)
-            model = load_model(source, beside, dtype)
+            own = _own_tokenizer(name, source, target_tokenizer, tokenizers)
+            model = (
+                load_draft(source, target_hash(target), beside, dtype) if ours else load_model(source, beside, dtype)
+            )
             if own is None:
                 return model
             compared.append(name)
@@ -76,7 +79,7 @@ def load_pair(
         draft = load_drafter(draft, load)
     if tokenizers != "same" and not compared:
         raise SpecdecError(
-            f"tokenizers={tokenizers!r} is for a draft model with a folder of its own, not for {label}: leave it out"
+            f"tokenizers={tokenizers!r} is for a draft model with a tokenizer of its own, not for {label}: leave it out"
         )
     model = load_model(target, device, dtype)
     if compared and hasattr(draft, "config") and not (is_encoder_decoder(draft) or is_encoder_decoder(model)):
@@ -84,7 +87,7 @@ def load_pair(
     return Pair(model, draft, target_tokenizer(), description=f"target {target}, draft {label}")
 
 
-def _own_tokenizer(source: str | os.PathLike, target_tokenizer: Callable[[], Any], tokenizers: str) -> Any:
+def _own_tokenizer(name: str, source: str | os.PathLike, target_tokenizer: Callable[[], Any], tokenizers: str) -> Any:
     """The draft's tokenizer, compared with the target's by what the tokens are, not by how many there are.
 
     None for a draft without one, which then was made for the target's.
@@ -97,7 +100,7 @@ def _own_tokenizer(source: str | os.PathLike, target_tokenizer: Callable[[], Any
         return None
     if tokenizers == "same" and (differs := difference(own, target_tokenizer())):
         raise SpecdecError(
-            f"{source} has another vocabulary than the target ({differs}): load_pair(..., tokenizers='text') "
+            f"{name} has another vocabulary than the target ({differs}): load_pair(..., tokenizers='text') "
             "re-encodes its text, tokenizers='shared' drafts with the tokens that both know"
         )
     return own

@@ -34,9 +34,10 @@ DRAFTS = Path(__file__).resolve().parents[2] / "data" / "drafts"
 WEIGHTS, TABLE = "model.safetensors", "table.safetensors"
 
 
-def packaged_drafts() -> dict[str, Path]:
-    """The folders of the drafts that come with the checkout, by name."""
-    return {path.parent.name: path.parent for path in sorted(DRAFTS.glob(f"*/{MANIFEST}"))}
+def packaged_drafts(*kinds: str) -> dict[str, Path]:
+    """The folders of the drafts that come with the checkout, by name: all, or those of the kinds named."""
+    found = {path.parent.name: path.parent for path in sorted(DRAFTS.glob(f"*/{MANIFEST}"))}
+    return {name: folder for name, folder in found.items() if not kinds or read_manifest(folder)["kind"] in kinds}
 
 
 def is_draft(folder: str | os.PathLike) -> bool:
@@ -55,6 +56,11 @@ def read_manifest(folder: str | os.PathLike) -> dict:
             f"{folder} is no draft folder (it has no {MANIFEST} of one): make one with `specdec distill`"
         ) from None
     return manifest
+
+
+def has_own_tokenizer(folder: str | os.PathLike) -> bool:
+    """Whether the draft in `folder` drafts in tokens that are not the target's."""
+    return read_manifest(folder)["kind"] == "tokenizer"
 
 
 def target_hash(name: str | os.PathLike) -> str:
@@ -165,6 +171,8 @@ def load_draft(
     folder: str | os.PathLike, target_hash: str | None = None, device: str | None = None, dtype: Any = None
 ) -> Any:
     """The draft in `folder`: a `FastLlama`, a `FeatureDrafter` or an `NGramDrafter`, as `Pair(draft=...)` takes them.
+
+    A draft with a tokenizer of its own comes as the model alone: `load_pair` puts it in front of the target.
 
     Args:
         folder: what `write_draft` wrote.
