@@ -26,7 +26,9 @@ import torch
 from ..acceptance import acceptance_by_position
 from ..decode import Round, generate, generate_plain
 from ..drafters import Sampling, as_drafter
+from ..drafters.base import start_rows
 from ..errors import SpecdecError
+from ..models.batch import OneRow
 from ..models.pair import Pair, context_length, load_model, vocabulary_size
 from ..models.session import Session, open_session
 from ..theory import Prediction, predict
@@ -188,7 +190,7 @@ class CostMeter:
         self.draft_reads: dict[Any, list[float]] = {name: [] for name in self.drafts}
 
     def measure(self, prompt: list[int], text: list[int]) -> None:
-        """Measure at half of `text`, as long as the context is on average while it is written; drafts all along it."""
+        """Measure at a quarter, half and three quarters of `text`, as long as the context is while it is written."""
         if not self.passes:
             self._measure(prompt, text)  # the first pass of each length prepares it
         passes, read, proposals, draft_reads = self._measure(prompt, text)
@@ -201,18 +203,19 @@ class CostMeter:
     def _measure(
         self, prompt: list[int], text: list[int]
     ) -> tuple[list[float], float, dict[Any, float], dict[Any, float]]:
-        prefix = [*prompt, *text[: len(text) // 2]]
         room = context_length(self.target) - max(self.positions)
-        prefix, prompt = prefix[-room:], prompt[-room:]
-        target = open_session(self.target, capacity=len(prefix) + max(self.positions))
-        vocabulary = vocabulary_size(self.target)
-        sessions = {name: as_drafter(draft).start(vocabulary) for name, draft in self.drafts.items()}
-        device = target.device
+        whole = [*prompt, *text][:room]
+        prompt = prompt[:room]
+        target = open_session(self.target, capacity=len(whole) + max(self.positions))
+        vocabulary, device = vocabulary_size(self.target), target.device
+        drafting = {
+            name: start_rows(as_drafter(draft), 1, vocabulary, OneRow(target)) for name, draft in self.drafts.items()
+        }
 
         def propose(name: Any, prefix: list[int], gamma: int = self.gamma) -> float:
             synchronise(device)
             start = perf_counter()
-            sessions[name].propose(prefix, gamma, self.sampling, self.order)
+            drafting[name].propose([prefix], [gamma], [self.sampling], [self.order])
             synchronise(device)
             return perf_counter() - start
 
@@ -222,16 +225,16 @@ class CostMeter:
             target.feed(torch.tensor([prompt[:-1]], device=device), last=0)
             synchronise(device)
         read = perf_counter() - start
-        draft_reads = {name: propose(name, prompt) for name in sessions}
-        target.rollback(0)
-        target.feed(torch.tensor([prefix], device=device), last=0)
+        draft_reads = {name: propose(name, prompt) for name in drafting}
         sweeps: list[list[float]] = []
-        proposals: dict[Any, list[float]] = {name: [] for name in sessions}
+        proposals: dict[Any, list[float]] = {name: [] for name in drafting}
         for sweep in range(1, SWEEPS + 1):
+            # a lookup finds something here and nothing there, so all is timed all along the text
+            here = whole[: len(prompt) + len(text) * sweep // (SWEEPS + 1)]
+            if new := here[target.length : -1]:
+                target.feed(torch.tensor([new], device=device), last=0)
             sweeps.append(pass_seconds(target, self.positions, self.order))
-            # a lookup finds something here and nothing there, so drafts are timed all along the text
-            here = [*prompt, *text[: len(text) * sweep // (SWEEPS + 1)]][-room:]
-            for name in self.order.sample(list(sessions), len(sessions)):
+            for name in self.order.sample(list(drafting), len(drafting)):
                 propose(name, here, 1)  # reads what is new
                 pass_seconds(target, [1], self.order)  # as in a round: the draft's weights have left the caches
                 proposals[name].append(propose(name, here))

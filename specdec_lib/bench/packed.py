@@ -18,7 +18,7 @@ from ..errors import SpecdecError
 from ..load import default_draft, load_drafter
 from ..models import drafts
 from ..models.drafts import packaged_drafts, target_hash
-from ..models.fast import PackedLinear, packed_linears_available
+from ..models.fast import FastLlama, PackedLinear, packed_linears_available
 from ..models.pair import PACKAGED, Pair, end_tokens, fast, is_encoder_decoder, load_tokenizer, load_transformers
 
 PACKABLE = (torch.float32, torch.bfloat16)  # what oneDNN lays out on every x86 CPU
@@ -148,7 +148,7 @@ def load_draft(
             return NGramDrafter.load(source)
         if drafts.is_draft(source):
             ours = drafts.load_draft(source, target_hash(target), device, dtype)
-            if isinstance(ours, NGramDrafter):
+            if not isinstance(ours, FastLlama):  # it is no model that transformers could run
                 return ours
         models.append(load_transformers(source if source.exists() else name, device, dtype))
         return ModelDrafter(fast(models[-1]))

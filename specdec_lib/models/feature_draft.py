@@ -65,6 +65,7 @@ class FeatureDraft(ShortlistLlamaForCausalLM):
     def joined(self, states: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """What the layer reads `[..., n, width]`: states, each with the token `[..., n]` that was chosen after it."""
         entries = self.model.embed_tokens(self.token_index[tokens])
+        states = states.to(entries.dtype)
         return self.join(torch.cat([self.state_norm(states), self.token_norm(entries)], -1))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
