@@ -13,7 +13,7 @@ import pytest
 from test_reproduce import profile, records, write
 
 from specdec_lib.errors import SpecdecError
-from specdec_lib.report import cluster
+from specdec_lib.report import cluster, workers
 from specdec_lib.report.board import Board
 from specdec_lib.report.reproduce import prepare, reproduce, state_of
 
@@ -105,10 +105,10 @@ def test_two_jobs_share_the_machine_and_one_that_measures_time_comes_alone_after
 
 
 @pytest.fixture(scope="module")
-def workers():
+def local():
     """Two workers with two threads each: a thread too many for notebooks."""
-    local = {"threads_per_worker": 2, "memory_limit": 0, "dashboard_address": ":0", "silence_logs": logging.CRITICAL}
-    with cluster.LocalCluster(n_workers=2, **local) as found:
+    how = {"threads_per_worker": 2, "memory_limit": 0, "dashboard_address": ":0", "silence_logs": logging.CRITICAL}
+    with workers.LocalCluster(n_workers=2, **how) as found:
         yield found
 
 
@@ -125,14 +125,14 @@ def kill_when_written(path):
     return thread
 
 
-def test_a_worker_killed_in_mid_run_loses_nothing(tmp_path, capsys, monkeypatch, workers):
+def test_a_worker_killed_in_mid_run_loses_nothing(tmp_path, capsys, monkeypatch, local):
     monkeypatch.setenv("OMP_NUM_THREADS", "7")  # dask tells its workers 1
     write(tmp_path, "00_victim", VICTIM, CLAIM)
     for n in (1, 2):
         write(tmp_path, f"0{n}_notes", NOTES, CLAIM, THREADS)
     profile(tmp_path, "cpu", "00_victim: {n: 0}\n" + "".join(f"0{n}_notes: {{n: {n}}}\n" for n in (1, 2)))
     killer = kill_when_written(tmp_path / "notebooks" / "victim")
-    assert reproduce(root=tmp_path, scheduler=workers.scheduler_address) == 0, capsys.readouterr().out
+    assert reproduce(root=tmp_path, scheduler=local.scheduler_address) == 0, capsys.readouterr().out
     killer.join()
     assert "several workers share a machine" in capsys.readouterr().out
 
@@ -173,7 +173,7 @@ def test_what_went_wrong_on_a_worker_fails_one_notebook(tmp_path):
             raise self.error
 
     for error, message in [
-        (cluster.KilledWorker("work-1", None, 3), "each worker that took it died"),
+        (workers.KilledWorker("work-1", None, 3), "each worker that took it died"),
         (SpecdecError("the worker w1 has other library: mend it"), "the worker w1 has other library: mend it"),
         (ImportError("no module\nat all"), "ImportError: no module"),
     ]:
@@ -184,12 +184,12 @@ def test_what_went_wrong_on_a_worker_fails_one_notebook(tmp_path):
 
 
 @pytest.mark.large
-def test_a_notebook_that_kills_every_worker_fails_alone(tmp_path, capsys, workers):
-    workers.scheduler.allowed_failures = 0
+def test_a_notebook_that_kills_every_worker_fails_alone(tmp_path, capsys, local):
+    local.scheduler.allowed_failures = 0
     write(tmp_path, "00_deadly", "import os, signal, time; os.kill(os.getppid(), signal.SIGKILL); time.sleep(300)")
     write(tmp_path, "01_well", CLAIM)
     profile(tmp_path, "cpu", "00_deadly: {}\n01_well: {}\n")
-    assert reproduce(root=tmp_path, scheduler=workers.scheduler_address) == 1
+    assert reproduce(root=tmp_path, scheduler=local.scheduler_address) == 1
     assert "each worker that took it died" in capsys.readouterr().out
     found = records(tmp_path / "results" / "cpu")
     assert (found["00_deadly"]["state"], found["01_well"]["state"]) == ("failed", "ok")
@@ -211,7 +211,7 @@ def test_a_worker_whose_checkout_differs_is_refused(tmp_path):
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "nowhere"])
 def test_a_scheduler_that_does_not_answer_is_bad_input(tmp_path, monkeypatch, address):
-    monkeypatch.setattr(cluster, "TIMEOUT", 0.3)
+    monkeypatch.setattr(workers, "TIMEOUT", 0.3)
     write(tmp_path, "00_a", "n")
     profile(tmp_path, "cpu", "00_a: {}\n")
     with pytest.raises(SpecdecError, match=f"no dask scheduler answers at {address}: start one") as error:

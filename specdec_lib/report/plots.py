@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..decode import Round
@@ -73,3 +73,39 @@ def draw_rounds(axes: Axes, trace: Sequence[Round], tokenizer: Any = None, limit
     axes.grid(axis="x", visible=False)
     handles = [Patch(facecolor=c, hatch=h, edgecolor="white", label=name) for c, h, name in FATES.values()]
     axes.legend(handles=handles, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.16), fontsize=8)
+
+
+def label_points(axes: Axes, points: Mapping[str, tuple[float, float]], colours: Mapping[str, str]) -> None:
+    """A name for each point in a column right of the axes, joined to its point by a thin line."""
+    low, high = axes.get_ylim()
+    names = sorted(points, key=lambda name: points[name][1])
+    heights = apart([(points[name][1] - low) / (high - low) for name in names])
+    for name, height in zip(names, heights, strict=True):
+        axes.annotate(
+            name,
+            points[name],
+            (1.03, height),
+            textcoords="axes fraction",
+            va="center",
+            color=colours[name],
+            annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": colours[name], "linewidth": 0.6, "alpha": 0.6, "shrinkB": 4},
+        )
+
+
+def apart(places: Sequence[float], gap: float = 0.07) -> list[float]:
+    """Rising places moved as little upwards as keeps them `gap` apart, and then down, if the last is above 1.
+
+    >>> [round(place, 2) for place in apart([0.1, 0.12, 0.5, 0.99], gap=0.1)]
+    [0.1, 0.2, 0.5, 0.99]
+    >>> [round(place, 2) for place in apart([0.95, 0.98], gap=0.1)]
+    [0.9, 1.0]
+    """
+    found: list[float] = []
+    for place in places:
+        found.append(max(place, found[-1] + gap) if found else place)
+    top = 1.0
+    for i in reversed(range(len(found))):
+        found[i] = min(found[i], top)
+        top = found[i] - gap
+    return found

@@ -161,17 +161,22 @@ def reproduce(
 
 def executor(jobs: int, scheduler: str | None) -> Executor:
     """Who runs the notebooks."""
-    if jobs < 1:
-        raise SpecdecError(f"jobs is {jobs}: run at least 1 notebook at a time")
-    if jobs > 1 and scheduler:
-        raise SpecdecError("--jobs runs notebooks on this machine, --scheduler on others: use one of the two")
+    check_workers(jobs, scheduler)
     if jobs == 1 and not scheduler:
         return one_by_one
-    if find_spec("distributed") is None:
-        raise SpecdecError("distributed is not installed: pip install 'specdec-lab[scale]'")
     from . import cluster
 
     return partial(cluster.elsewhere, address=scheduler) if scheduler else partial(cluster.beside, count=jobs)
+
+
+def check_workers(jobs: int, scheduler: str | None) -> None:
+    """Refuse what --jobs and --scheduler cannot mean."""
+    if jobs < 1:
+        raise SpecdecError(f"jobs is {jobs}: run at least 1 at a time")
+    if jobs > 1 and scheduler:
+        raise SpecdecError("--jobs runs on this machine, --scheduler on others: use one of the two")
+    if (jobs > 1 or scheduler) and find_spec("distributed") is None:
+        raise SpecdecError("distributed is not installed: pip install 'specdec-lab[scale]'")
 
 
 # -- one notebook --------------------------------------------------------------------------------------
