@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from random import Random
 from time import perf_counter
 from typing import Any
@@ -16,7 +17,8 @@ import torch
 from .drafters import Drafter, Sampling, as_drafter
 from .errors import SpecdecError
 from .lengths import Constant, Lengths, as_lengths, check_gamma
-from .models.pair import Pair, context_length, end_tokens, vocabulary_size
+from .models.pair import Pair, context_length, end_tokens, is_encoder_decoder, start_marker, vocabulary_size
+from .models.seq2seq import DecoderView, start_token
 from .processing import NoEndBefore, as_processors
 from .results import Generation, Round, Stats, summarise
 from .rounds import GREEDY, Call, Row, decode_together
@@ -73,7 +75,8 @@ def generate(
             before the string, `tokens` with the token that completes it.
         criteria: transformers' `StoppingCriteria`, one or a list, or functions like them; asked after each new token.
         processors: transformers' logits processors, one or a list, or functions like them; see `processing`.  They
-            change the target's law, and a draft model's with it.
+            change the target's law, and a draft model's with it.  For an encoder-decoder they and the criteria see
+            what transformers shows them: the decoder's start token and the output, not the source.
         logprobs: keep `Generation.logprobs` and `Generation.scores`.
         on_text: called with `(row, text)` as text becomes final; what it got, joined, is the row's text.
         batch_size: how many prompts are decoded together.  Each accepts, rolls back and ends on its own; float
@@ -183,21 +186,17 @@ def _run(
     _check_count("batch_size", batch_size, least=1)
     if on_text is not None and pair.tokenizer is None:
         raise SpecdecError("on_text needs a tokenizer: set Pair(tokenizer=...), or use on_round")
-    if batch_size > 1 and hasattr(drafter, "start_on"):
+    if batch_size > 1 and getattr(drafter, "one_text", False):
         raise SpecdecError(f"{type(drafter).__name__} drafts for one text at a time: leave out batch_size")
-    if getattr(pair.target.config, "is_encoder_decoder", False):
-        # their ids would hold the source too
-        given = {
-            "batch_size": batch_size > 1,
-            "drafts": drafts > 1,
-            "criteria": criteria is not None,
-            "processors": processors is not None,
-        }
-        if refused := [name for name, here in given.items() if here]:
-            raise SpecdecError(f"{refused[0]} cannot be used with an encoder-decoder: leave it out")
+    if drafts > 1 and is_encoder_decoder(pair.target):
+        raise SpecdecError("drafts cannot be used with an encoder-decoder: leave it out")
     ends = end_tokens(pair) if eos is None else _checked_ends(eos, vocabulary_size(pair.target))
     stopping = Stopping.of(pair.tokenizer, ends, stop, criteria, pair.target.device)
     asked = as_processors(processors)
+    if is_encoder_decoder(pair.target):
+        view = partial(DecoderView, marker=start_marker(pair.target), start=start_token(pair.target))
+        asked = tuple(map(view, asked))
+        stopping = replace(stopping, criteria=tuple(map(view, stopping.criteria)))
     rows = []
     for index, ids in enumerate([pair.encode(p) for p in as_list(prompts)]):
         length = _new_tokens(len(ids), context_length(pair.target), max_new_tokens, min_new_tokens)

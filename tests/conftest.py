@@ -24,7 +24,8 @@ def packaged_folder():
 def tiny_folder(tmp_path_factory):
     """`tiny_folder(kind, seed=0, **settings) -> Path`: a tiny random model with its tokenizer, made once.
 
-    `kind` is one of llama, qwen2, gpt2, gemma, t5; `settings` go into the model's configuration.
+    `kind` is one of llama, qwen2, gpt2, gemma, t5, and mistral, gemma2, gemma3 with a window of four tokens; `settings`
+    go into the model's configuration.
     """
     made = {}
 

@@ -5,11 +5,10 @@ import inspect
 import pytest
 import torch
 
-from specdec_lib.errors import SpecdecError
 from specdec_lib.models import load_model, load_transformers, open_session
 from specdec_lib.models.fast import FastLlama
 
-KINDS = ["llama", "qwen2", "gpt2", "gemma"]
+KINDS = ["llama", "qwen2", "gpt2", "gemma", "mistral", "gemma2", "gemma3"]
 IDS = torch.tensor([[5, 9, 17, 3, 8, 30, 12, 7, 25, 6, 11, 14]])
 
 
@@ -64,12 +63,20 @@ def test_what_the_sessions_rely_on_in_transformers(tiny_folder):
     assert cache.get_seq_length() == 7
 
 
-def test_a_sliding_window_is_refused_by_name(tiny_folder):
+def test_what_a_window_lost_is_there_again(tiny_folder):
     layers = ["sliding_attention", "full_attention"]
     folder = tiny_folder("qwen2", use_sliding_window=True, sliding_window=4, layer_types=layers)
-    model = load_transformers(folder, device="cpu")
-    with pytest.raises(SpecdecError, match="Qwen2ForCausalLM keeps a sliding-window"):
-        open_session(model)
+    model = load_model(folder, device="cpu")
+    expected = reference(model, IDS)
+    model.config.sliding_window = model.config.max_position_embeddings
+    assert (reference(model, IDS) - expected).abs().max() > 0.1  # the window matters
+    model.config.sliding_window = 4
+    session = open_session(model)
+    for length in (9, 4, 7, 0):
+        session.feed(IDS[:, session.length :], last=0)
+        session.rollback(length)
+        torch.testing.assert_close(session.feed(IDS[:, length:], last=1)[0], expected[-1:], rtol=1e-5, atol=1e-5)
+        session.rollback(length)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2"])

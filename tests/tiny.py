@@ -50,14 +50,19 @@ def tiny_model(kind, tokenizer, seed, settings):
     gpt2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 512, "initializer_range": 0.3}
     t5 = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
     t5 |= {"decoder_start_token_id": 0, "feed_forward_proj": "gated-gelu", "initializer_factor": 2.0}
+    window = llama | {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}
     name, shape = {
         "llama": ("Llama", llama),
         "qwen2": ("Qwen2", llama),
         "gemma": ("Gemma", llama),
+        "mistral": ("Mistral", llama | {"sliding_window": 4}),
+        "gemma2": ("Gemma2", window),
+        "gemma3": ("Gemma3Text", window),
         "gpt2": ("GPT2", gpt2),
         "t5": ("T5", t5),
     }[kind]
-    head = {"gpt2": "GPT2LMHeadModel", "t5": "T5ForConditionalGeneration"}.get(kind, f"{name}ForCausalLM")
+    heads = {"gpt2": "GPT2LMHeadModel", "gemma3": "Gemma3ForCausalLM", "t5": "T5ForConditionalGeneration"}
+    head = heads.get(kind, f"{name}ForCausalLM")
     config = getattr(transformers, f"{name}Config")(**shape | settings)
     with torch.random.fork_rng():
         torch.manual_seed(seed)

@@ -1,7 +1,7 @@
 """Several texts of different length in one model: each row feeds what it likes and rolls back on its own.
 
-No row is padded on the left, so that positions are those of the row alone, and what a row rolls back is written over
-or squeezed out: memory does not grow with refused tokens.
+Positions are those of the row alone, and what a row rolls back is written over or dropped: memory does not grow with
+refused tokens.
 """
 
 from __future__ import annotations
@@ -72,6 +72,10 @@ class FastBatch:
     def device(self) -> torch.device:
         return self.model.device
 
+    def watch(self, layers: Sequence[int]) -> None:
+        """From now on keep the hidden states after so many layers, in `cache.features`."""
+        self.cache.watch(layers, self.model.config.hidden_size)
+
     @torch.inference_mode()
     def feed(self, rows: Sequence[list[int]], last: Sequence[int]) -> list[torch.Tensor]:
         if not any(rows):
@@ -89,7 +93,7 @@ class FastBatch:
         self._hold(list(lengths))
 
     def keep(self, rows: list[int]) -> None:
-        self.cache.keys, self.cache.values = self.cache.keys[:, rows], self.cache.values[:, rows]
+        self.cache.keep(rows)
         self._hold([self.lengths[i] for i in rows])
 
     def _hold(self, lengths: list[int]) -> None:
@@ -97,21 +101,69 @@ class FastBatch:
         self.cache.length = max(lengths, default=0)
 
 
-class TransformersBatch:
-    """Rows of any transformers decoder with a cache that can be cropped.
+class Columns:
+    """Which columns of a transformers cache hold the tokens of each row.
 
-    Columns of the cache that belong to no token of a row are masked; where they become many they are squeezed out.
+    The tokens of a row stand in neighbouring columns, and before a pass all rows end in the last one.  So the distance
+    of two columns is the distance of their tokens, which is what relative positions and sliding windows count.  What
+    lies left of a row is masked.  Rolling back only moves numbers; putting the columns in order again, before the next
+    pass, also drops those that no row needs, so that memory does not grow with refused tokens.
     """
 
-    HOLES = 16  # columns more than the longest row needs, before they are squeezed out
+    def __init__(self, rows: int):
+        self.lengths = [0] * rows
+        self._ends = [0] * rows  # the column after a row's last token
+
+    def align(self, cache: Any) -> None:
+        """Let every row end in the last column of `cache`, which gets as many columns as the longest row has tokens."""
+        longest = max(self.lengths)
+        if {cache.get_seq_length(), *self._ends} == {longest}:
+            return
+        columns = torch.tensor(self._ends)[:, None] - longest + torch.arange(longest)
+        index = columns.clamp(min=0)[:, None, :, None]
+        for layer in cache.layers:
+            for name in ("keys", "values"):
+                if (held := getattr(layer, name)) is not None:
+                    shape = (-1, held.shape[1], -1, held.shape[3])
+                    setattr(layer, name, held.gather(2, index.to(held.device).expand(shape)))
+        self._ends = [longest] * len(self._ends)
+
+    def extend(self, rows: Sequence[list[int]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append `rows`, padded on the right, to aligned columns; mask `[batch, columns]`, positions `[batch, n]`.
+
+        Only what is left of a row needs the mask: no token sees what is right of it.  So padding sees itself at least,
+        also behind a window, and never becomes NaN.
+        """
+        begin, n = max(self.lengths), max(map(len, rows))
+        before = torch.tensor(self.lengths, device=device)[:, None]
+        self.lengths = [length + len(row) for length, row in zip(self.lengths, rows, strict=True)]
+        after = torch.tensor(self.lengths, device=device)[:, None]
+        seen = torch.arange(begin + n, device=device) >= begin - before
+        # those of the row alone; its padding must not go beyond the model's context
+        positions = (before + torch.arange(n, device=device)).minimum(after - 1).clamp(min=0)
+        self._ends = [begin + len(row) for row in rows]
+        return seen.long(), positions
+
+    def rollback(self, lengths: Sequence[int]) -> None:
+        self._ends = [
+            end - (held - length) for end, held, length in zip(self._ends, self.lengths, lengths, strict=True)
+        ]
+        self.lengths = list(lengths)
+
+    def keep(self, rows: list[int]) -> None:
+        self.lengths, self._ends = [self.lengths[i] for i in rows], [self._ends[i] for i in rows]
+
+
+class TransformersBatch:
+    """Rows of any transformers decoder with a cache that can be cropped."""
 
     def __init__(self, model: Any, rows: int):
         self.session = TransformersSession(model)
-        self.held = torch.zeros(rows, 0, dtype=torch.bool, device=self.device)  # which columns are tokens of the row
+        self.columns = Columns(rows)
 
     @property
     def lengths(self) -> list[int]:
-        return self.held.sum(1).tolist()
+        return self.columns.lengths
 
     @property
     def device(self) -> torch.device:
@@ -121,38 +173,27 @@ class TransformersBatch:
     def feed(self, rows: Sequence[list[int]], last: Sequence[int]) -> list[torch.Tensor]:
         if not any(rows):
             return [torch.empty(0)] * len(rows)
-        ids, real = padded(rows, self.device)
-        positions = self.held.sum(1, keepdim=True) + torch.arange(ids.shape[1], device=self.device)
-        seen = torch.cat([self.held, real], 1)
-        empty = ~seen.any(1)
-        # a row that holds nothing yet still needs something to look at, or its padding would become NaN
-        seen[empty, -ids.shape[1]] = True
-        logits = self.session.run(
-            ids,
-            attention_mask=seen.long(),
-            position_ids=positions.where(real, 0),
-            logits_to_keep=ids.shape[1] if any(last) else 1,
-        )
-        seen[empty] = False
-        self.held = seen
-        return [
-            logits[i, len(row) - k : len(row)] if k else logits[i, :0]
-            for i, (row, k) in enumerate(zip(rows, last, strict=True))
-        ]
+        self.columns.align(self.session.cache)
+        ids, _ = padded(rows, self.device)
+        seen, positions = self.columns.extend(rows, self.device)
+        wanted = ids.shape[1] if any(last) else 1
+        logits = self.session.run(ids, attention_mask=seen, position_ids=positions, logits_to_keep=wanted)
+        return last_of(logits, rows, last)
 
     def rollback(self, lengths: Sequence[int]) -> None:
-        order = self.held.cumsum(1)
-        self.held = self.held & (order <= torch.tensor(lengths, device=self.device)[:, None])
-        longest = max(lengths, default=0)
-        if self.held.shape[1] > longest + self.HOLES:
-            # tokens first, in their order: a stable sort of "is no token"
-            columns = (~self.held).long().sort(dim=1, stable=True).indices[:, :longest]
-            self.session.select(columns)
-            self.held = self.held.gather(1, columns)
+        self.columns.rollback(lengths)
 
     def keep(self, rows: list[int]) -> None:
-        self.session.cache.batch_select_indices(torch.tensor(rows, device=self.device))
-        self.held = self.held[rows]
+        self.session.cache.batch_select_indices(torch.tensor(rows))
+        self.columns.keep(rows)
+
+
+def last_of(logits: torch.Tensor, rows: Sequence[list[int]], last: Sequence[int]) -> list[torch.Tensor]:
+    """The logits `[last[i], V]` after the last tokens of each row, from those of rows padded on the right."""
+    return [
+        row_logits[len(row) - k : len(row)] if k else row_logits[:0]
+        for row_logits, row, k in zip(logits, rows, last, strict=True)
+    ]
 
 
 def padded(rows: Sequence[list[int]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
@@ -165,4 +206,10 @@ def padded(rows: Sequence[list[int]], device: torch.device) -> tuple[torch.Tenso
 
 def open_batch(model: Any, rows: int, capacity: int = 512) -> Batch:
     """An empty batch on a `FastLlama` or on a transformers model."""
-    return FastBatch(model, rows, capacity) if isinstance(model, FastLlama) else TransformersBatch(model, rows)
+    if isinstance(model, FastLlama):
+        return FastBatch(model, rows, capacity)
+    if getattr(model.config, "is_encoder_decoder", False):
+        from .seq2seq import EncoderDecoderBatch
+
+        return EncoderDecoderBatch(model, rows)
+    return TransformersBatch(model, rows)

@@ -5,13 +5,14 @@ The only module that knows how transformers keeps its cache.  What it relies on,
 
 * `DynamicCache(config=...)` fits the model, and its `crop(-n)` removes the last `n` positions;
 * its `layers` hold `keys` and `values` `[batch, heads, n, dim]`, and `batch_select_indices` picks rows;
+* a layer of it that keeps a sliding window can be a `DynamicLayer` that keeps all: the mask has the window, too;
 * `forward` takes that cache as `cache=` (5.24 and later) or as `past_key_values=` (before).
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -72,6 +73,14 @@ class FastSession:
             return logits[:, ids.shape[1] - last :]
         return self.model.logits(ids, self.cache, last)
 
+    def watch(self, layers: Sequence[int]) -> None:
+        """From now on keep the hidden states after so many layers, in `cache.features`; before the first token."""
+        if self.length:
+            raise ValueError("the hidden states of what was fed are gone: watch an empty session")
+        if self.recorder is not None:  # a recorded pass writes where it wrote when it was recorded
+            self.recorder, self.cache = None, self.model.new_cache(1, self.cache.capacity)
+        self.cache.watch(layers, self.model.config.hidden_size)
+
     @torch.inference_mode()
     def early(self, ids: torch.Tensor, layers: int) -> torch.Tensor:
         """Let the first `layers` layers alone read `ids` [batch, n]; the logits `[batch, n, V]` that they give."""
@@ -82,26 +91,50 @@ class FastSession:
         self.cache.length = length
 
 
+def new_cache(model: Any) -> Any:
+    """A transformers cache that can be rolled back to any length.
+
+    A layer with a sliding window forgets what has left the window, and rolling back needs it again.  So these layers
+    keep the whole text, as all others do, and the mask alone says how far they see.
+    """
+    from transformers import DynamicCache
+    from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+    cache = DynamicCache(config=model.config)
+    cache.layers = [DynamicLayer() if type(x) is DynamicSlidingWindowLayer else x for x in cache.layers]
+    # what is left of windows belongs to layers that keep a recurrent state beside it
+    if any(getattr(x, "is_sliding", False) or not getattr(x, "is_croppable", True) for x in cache.layers):
+        raise SpecdecError(
+            f"{class_name(model)} keeps a recurrent state, which cannot be rolled back here: "
+            "use a model of attention layers only"
+        )
+    return cache
+
+
+def uncompiled(model: Any) -> Any:
+    """The model that torch.compile wraps, or the model itself."""
+    return getattr(model, "_orig_mod", model)
+
+
+def class_name(model: Any) -> str:
+    """What to call a model in an error."""
+    return type(uncompiled(model)).__name__
+
+
 class TransformersSession:
     """A session on any transformers decoder with a cache that can be cropped."""
 
     def __init__(self, model: Any):
-        from transformers import DynamicCache
-
         self.model = model
-        self.cache = DynamicCache(config=model.config)
-        inner = getattr(model, "_orig_mod", model)  # what torch.compile wraps
-        name = type(inner).__name__
-        if any(getattr(self.cache, "is_sliding", [])) or any(getattr(self.cache, "is_linear", [])):
-            raise SpecdecError(
-                f"{name} keeps a sliding-window or recurrent state, which cannot be rolled back here: "
-                "use a model with full attention"
-            )
-        keyword = cache_keyword(inner.forward)
+        self.cache = new_cache(model)
+        forward = uncompiled(model).forward
+        keyword = cache_keyword(forward)
         if keyword is None:
-            raise SpecdecError(f"{name} takes no cache in its forward pass: use a decoder-only language model")
+            raise SpecdecError(
+                f"{class_name(model)} takes no cache in its forward pass: use a decoder-only language model"
+            )
         self._keyword = keyword
-        self._known = set(inspect.signature(inner.forward).parameters)
+        self._known = set(inspect.signature(forward).parameters)
 
     @property
     def length(self) -> int:
@@ -129,14 +162,6 @@ class TransformersSession:
         _check_rollback(length, self.length)
         if length < self.length:
             self.cache.crop(length - self.length)
-
-    def select(self, columns: torch.Tensor) -> None:
-        """Keep, in each row, the positions `columns` [batch, m] of the cache, in this order."""
-        for layer in self.cache.layers:
-            for name in ("keys", "values"):
-                held = getattr(layer, name)
-                index = columns[:, None, :, None].expand(-1, held.shape[1], -1, held.shape[3])
-                setattr(layer, name, held.gather(2, index))
 
 
 def open_session(model: Any, batch: int = 1, capacity: int = 512) -> Session:

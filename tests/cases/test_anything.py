@@ -21,7 +21,7 @@ prompts = st.lists(st.lists(st.integers(3, 45), min_size=1, max_size=9), min_siz
 
 
 @given(
-    kind=st.sampled_from(["llama", "qwen2", "gpt2", "gemma"]),
+    kind=st.sampled_from(["llama", "qwen2", "gpt2", "gemma", "mistral", "t5"]),
     noise=st.sampled_from([0.1, 0.3, 1.0]),
     draft=st.sampled_from(sorted(DRAFTERS)),
     prompts=prompts,
