@@ -26,6 +26,7 @@ import torch
 
 from ..errors import SpecdecError, first_line
 from . import packaged
+from .feature_draft import FeatureDraft
 from .packaged import MANIFEST, sha256, write_json
 from .pair import PACKAGED, load_model, load_transformers, resolve
 from .shortlist import ShortlistLlamaForCausalLM
@@ -114,7 +115,8 @@ def write_draft(folder: str | os.PathLike, draft: Any, manifest: Mapping[str, An
 
     Args:
         folder: for example `data/drafts/small`.
-        draft: a `ShortlistLlamaForCausalLM` (written in float16) or an `NGramDrafter`; with `tokenizer` a Llama.
+        draft: a `ShortlistLlamaForCausalLM` or `FeatureDraft` (written in float16) or an `NGramDrafter`; with
+            `tokenizer` a Llama.
         manifest: `target_hash` and whatever else is to be known; `kind`, `bytes` and `files` are added.
         tokenizer: of a draft whose tokens are not the target's.
 
@@ -132,7 +134,7 @@ def write_draft(folder: str | os.PathLike, draft: Any, manifest: Mapping[str, An
             _write_model(work, draft)
             tokenizer.save_pretrained(work)
         elif isinstance(draft, ShortlistLlamaForCausalLM):
-            kind = "model"
+            kind = "features" if isinstance(draft, FeatureDraft) else "model"
             _write_model(work, draft)
         else:
             kind = "ngram"

@@ -1,0 +1,165 @@
+"""The draft that reads its target's hidden states: what it is fed, what it proposes, how it is trained."""
+
+from random import Random
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import specdec_lib as sd
+from specdec_lib.distill.evaluate import read
+from specdec_lib.distill.features import drafted_logits, watched_layers
+from specdec_lib.drafters import Sampling
+from specdec_lib.models import Pair, open_session
+from specdec_lib.models.batch import OneRow, open_batch
+from specdec_lib.models.drafts import load_draft, write_draft
+from specdec_lib.models.feature_draft import FeatureDraft, FeatureDraftConfig
+from specdec_lib.models.pair import fast
+
+PROMPTS = [[1, 2, 3, 4, 5], [7, 8, 9], [3]]
+LAYERS, WIDTH, VOCABULARY = 3, 32, 50
+
+
+def a_target(**changes):
+    torch.manual_seed(0)
+    shape = {"num_hidden_layers": LAYERS, "hidden_size": WIDTH, "vocab_size": VOCABULARY, "intermediate_size": 48}
+    shape |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256} | changes
+    return LlamaForCausalLM(LlamaConfig(**shape)).double().eval()
+
+
+def a_draft(**changes):
+    torch.manual_seed(1)
+    shape = {"watched": watched_layers(LAYERS), "target_width": WIDTH, "vocab_size": VOCABULARY, "shortlist_size": 40}
+    shape |= {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 8}
+    shape |= {"num_attention_heads": 2, "num_key_value_heads": 2} | changes
+    model = FeatureDraft(FeatureDraftConfig(**shape))
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight, std=0.3)
+    model.set_shortlist(torch.arange(5, 45), torch.arange(VOCABULARY).clamp(5, 44) - 5)
+    return model.double().eval()
+
+
+@pytest.fixture(scope="module")
+def model():
+    return a_target()
+
+
+@pytest.fixture
+def pair(model):
+    return Pair(fast(model), sd.FeatureDrafter(a_draft()), None)
+
+
+def test_the_watched_states_are_those_of_transformers(model):
+    """Also after rolling back and writing over, alone and in a batch where rows are dropped."""
+    ids = torch.randint(VOCABULARY, (2, 9), generator=torch.Generator().manual_seed(0))
+    expected = torch.stack(model.model(ids, output_hidden_states=True).hidden_states[1:], 2)
+    session = open_session(fast(model), capacity=4)  # too short: it grows
+    session.watch([1, 2, 3])
+    session.feed(ids[:1, :5])
+    session.rollback(3)
+    session.feed(ids[:1, 3:])
+    torch.testing.assert_close(session.cache.features[:, :9], expected[:1], rtol=1e-4, atol=1e-5)
+
+    batch = open_batch(fast(model), 2, 4)
+    batch.watch([1, 2, 3])
+    batch.feed([ids[0, :6].tolist(), ids[1, :2].tolist()], [0, 0])
+    batch.rollback([4, 2])
+    batch.feed([ids[0, 4:].tolist(), ids[1, 2:8].tolist()], [1, 1])
+    batch.keep([1])
+    batch.feed([ids[1, 8:].tolist()], [1])
+    torch.testing.assert_close(batch.cache.features[:, :9], expected[1:], rtol=1e-4, atol=1e-5)
+
+
+def test_only_an_empty_session_can_be_watched(model):
+    session = open_session(fast(model))
+    session.feed(torch.tensor([[1, 2]]))
+    with pytest.raises(ValueError, match="watch an empty session"):
+        session.watch([1])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_it_drafts_from_the_laws_that_training_sees(pair, temperature):
+    """Round by round, whatever was refused before: the laws of a draft are those of the unrolled training pass."""
+    rounds = []
+    out = sd.generate(pair, PROMPTS[0], 4, 40, temperature, eos=[], on_round=rounds.append)
+    text = PROMPTS[0] + out.tokens[0]
+    at, lengths, tested = len(PROMPTS[0]), set(), 0
+    for done in rounds:
+        if n := len(done.drafted):
+            ids = [*text[:at], *done.drafted]
+            _, features = read(pair.target, ids, 1, watched_layers(LAYERS))
+            features[at - 1 :] = 1e3  # the target has not read the text's last token: this must not matter
+            for k, logits in enumerate(drafted_logits(a_draft(), features, ids, n, steps=n)):
+                if temperature:
+                    assert float(logits[0].softmax(-1)[done.drafted[k]]) == pytest.approx(done.q[k], abs=1e-6)
+                else:
+                    assert int(logits[0].argmax()) == done.drafted[k]
+                tested += 1
+        lengths.add(done.accepted)
+        at += len(done.emitted)
+    assert tested > 20 and (len(lengths) > 2 or not temperature)
+
+
+@pytest.mark.parametrize("options", [{}, {"batch_size": 3}, {"gamma": 1}])
+def test_greedy_text_is_the_targets(pair, options):
+    plain = sd.generate_plain(pair, PROMPTS, 30, eos=[])
+    assert sd.generate(pair, PROMPTS, max_new_tokens=30, eos=[], **options).tokens == plain.tokens
+
+
+def test_a_batch_drafts_as_its_rows_alone(pair):
+    """Also behind a lookup, where some rows draft with the model and others do not."""
+    behind = sd.ComposedDrafter([sd.PromptLookupDrafter(min_ngram=1), pair.draft], [None, 2])
+    prompts = [[1, 2, 3, 1, 2], [7, 8, 9], [3], [4, 4]]
+    for drafter in (pair.draft, behind):
+        both = [
+            sd.generate(Pair(pair.target, drafter), prompts, 3, 25, 1.0, eos=[], batch_size=size) for size in (1, 4)
+        ]
+        assert both[0].tokens == both[1].tokens and both[0].stats.drafted == both[1].stats.drafted > 50
+
+
+def test_what_was_drafted_is_forgotten(pair):
+    """A second draft for the same text is the first one, and the target's session is as it was."""
+    target = OneRow(open_session(pair.target))
+    drafting = pair.draft.start_on(target, VOCABULARY)
+    prompt = PROMPTS[0]
+    target.feed([prompt[:-1]], [0])
+    drafts = [drafting.propose([prompt], [4], [Sampling(1.0)], [Random(5)])[0] for _ in range(2)]
+    assert drafts[0].tokens == drafts[1].tokens and target.lengths == [len(prompt) - 1]
+    torch.testing.assert_close(drafts[0].laws, drafts[1].laws)
+
+
+def test_a_text_of_one_token_has_nothing_to_read(pair):
+    assert sd.generate(pair, [3], gamma=2, max_new_tokens=6, eos=[]).trace[0].drafted == []
+
+
+def test_it_survives_the_disk(pair, tmp_path):
+    manifest = write_draft(tmp_path / "mine", a_draft().float(), {"target_hash": "x"})
+    assert manifest["kind"] == "features"
+    again = load_draft(tmp_path / "mine", "x", "cpu", "float64")
+    before, after = (
+        sd.generate(Pair(pair.target, draft), PROMPTS[0], 3, 20, 1.0, eos=[]).tokens for draft in (pair.draft, again)
+    )
+    assert before == after
+
+
+@pytest.mark.parametrize(
+    ("draft", "target", "said"),
+    [
+        ({}, {"hidden_size": 64}, "a target of width 32, 3 layers and 50 tokens, not one of 64, 3 and 50"),
+        ({}, {"num_hidden_layers": 2}, "not one of 32, 2 and 50"),
+        ({}, {"vocab_size": 51}, "not one of 32, 3 and 51"),
+        ({"num_hidden_layers": 2}, {}, "has one layer, not 2"),
+    ],
+)
+def test_a_draft_of_another_target_is_refused(draft, target, said):
+    with pytest.raises(sd.SpecdecError, match=said):
+        sd.generate(Pair(fast(a_target(**target)), sd.FeatureDrafter(a_draft(**draft))), PROMPTS[0])
+
+
+def test_it_cannot_draft_alone(pair, model):
+    with pytest.raises(sd.SpecdecError, match="give it to generate with Pair"):
+        pair.draft.start(VOCABULARY)
+    with pytest.raises(sd.SpecdecError, match="cannot run alone"):
+        a_draft()(torch.tensor([[1]]))
+    with pytest.raises(sd.SpecdecError, match="runs as FastLlama"):
+        sd.generate(Pair(model, pair.draft), PROMPTS[0])
