@@ -23,7 +23,8 @@ from .models.drafts import has_own_tokenizer, is_draft, load_draft, packaged_dra
 from .models.pair import AUTO, PACKAGED, is_encoder_decoder, vocabulary_size
 
 LOOKUP = "lookup"
-TOKENIZERS = ("same", "text", "shared")
+TRANSLATORS: dict[str, Any] = {"text": TextDrafter, "shared": SharedVocabularyDrafter}
+TOKENIZERS = ("same", *TRANSLATORS)
 FIRST_LOOKUP = PromptLookupDrafter(min_ngram=2, max_ngram=6)  # before another drafter: one token repeats by chance
 
 
@@ -52,8 +53,7 @@ def load_pair(
     """
     draft = default_draft(target) if draft is None else draft
     label = type(draft).__name__
-    if tokenizers not in TOKENIZERS:
-        raise SpecdecError(f"unknown tokenizers {tokenizers!r}: use one of {', '.join(TOKENIZERS)}")
+    check_tokenizers(tokenizers)
     compared: list[str] = []  # draft models whose tokenizer was seen
     target_tokenizer = cache(lambda: load_tokenizer(target))
     if isinstance(draft, (str, os.PathLike)):
@@ -65,29 +65,37 @@ def load_pair(
             ours = is_draft(source)
             if ours and not has_own_tokenizer(source):
                 return load_draft(source, target_hash(target), beside, dtype)
-            own = _own_tokenizer(name, source, target_tokenizer, tokenizers)
+            own = own_tokenizer(name, source, target_tokenizer, tokenizers)
             model = (
                 load_draft(source, target_hash(target), beside, dtype) if ours else load_model(source, beside, dtype)
             )
             if own is None:
                 return model
             compared.append(name)
-            if tokenizers == "same":
-                return model
-            return (TextDrafter if tokenizers == "text" else SharedVocabularyDrafter)(model, own, target_tokenizer())
+            return model if tokenizers == "same" else TRANSLATORS[tokenizers](model, own, target_tokenizer())
 
         draft = load_drafter(draft, load)
-    if tokenizers != "same" and not compared:
-        raise SpecdecError(
-            f"tokenizers={tokenizers!r} is for a draft model with a tokenizer of its own, not for {label}: leave it out"
-        )
+    check_used(tokenizers, compared, label)
     model = load_model(target, device, dtype)
     if compared and hasattr(draft, "config") and not (is_encoder_decoder(draft) or is_encoder_decoder(model)):
         draft = ModelDrafter(draft) if vocabulary_size(draft) != vocabulary_size(model) else draft
     return Pair(model, draft, target_tokenizer(), description=f"target {target}, draft {label}")
 
 
-def _own_tokenizer(name: str, source: str | os.PathLike, target_tokenizer: Callable[[], Any], tokenizers: str) -> Any:
+def check_tokenizers(tokenizers: str) -> None:
+    if tokenizers not in TOKENIZERS:
+        raise SpecdecError(f"unknown tokenizers {tokenizers!r}: use one of {', '.join(TOKENIZERS)}")
+
+
+def check_used(tokenizers: str, compared: list[str], label: str) -> None:
+    """Refuse the choice where there was no draft model whose tokenizer could be looked at."""
+    if tokenizers != "same" and not compared:
+        raise SpecdecError(
+            f"tokenizers={tokenizers!r} is for a draft model with a tokenizer of its own, not for {label}: leave it out"
+        )
+
+
+def own_tokenizer(name: str, source: str | os.PathLike, target_tokenizer: Callable[[], Any], tokenizers: str) -> Any:
     """The draft's tokenizer, compared with the target's by what the tokens are, not by how many there are.
 
     None for a draft without one, which then was made for the target's.
@@ -100,8 +108,8 @@ def _own_tokenizer(name: str, source: str | os.PathLike, target_tokenizer: Calla
         return None
     if tokenizers == "same" and (differs := difference(own, target_tokenizer())):
         raise SpecdecError(
-            f"{name} has another vocabulary than the target ({differs}): load_pair(..., tokenizers='text') "
-            "re-encodes its text, tokenizers='shared' drafts with the tokens that both know"
+            f"{name} has another vocabulary than the target ({differs}): tokenizers='text' re-encodes its "
+            "text, tokenizers='shared' drafts with the tokens that both know"
         )
     return own
 
