@@ -15,7 +15,7 @@ from specdec_lib.audit.identity import compare
 from specdec_lib.bench.prompts import load_prompts
 from specdec_lib.decode import summarise
 from specdec_lib.models import load_model, load_tokenizer, load_transformers
-from specdec_lib.models.drafts import load_draft, packaged_drafts, target_hash
+from specdec_lib.models.drafts import has_own_tokenizer, load_draft, packaged_drafts, target_hash
 from specdec_lib.verify import VERIFIERS, Verifier, get_verifier
 
 KINDS = ["llama", "qwen2", "gpt2", "gemma"]
@@ -84,8 +84,9 @@ def packaged_identity(pair, prompts, gammas, drafts, n):
 
 
 def every_draft(pair):
-    """Lookup, all packaged drafts, a composition, and the target itself."""
-    loaded = [load_draft(folder, target_hash("packaged"), device="cpu") for folder in packaged_drafts().values()]
+    """Lookup, all packaged drafts of the target's tokens, a composition, and the target itself."""
+    folders = [folder for folder in packaged_drafts().values() if not has_own_tokenizer(folder)]
+    loaded = [load_draft(folder, target_hash("packaged"), device="cpu") for folder in folders]
     lookup = sd.PromptLookupDrafter()
     neural = next(draft for draft in loaded if hasattr(draft, "config"))
     return [lookup, *loaded, sd.ComposedDrafter([lookup, sd.ModelDrafter(neural)]), pair.target]
