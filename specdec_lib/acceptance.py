@@ -160,38 +160,24 @@ def _tested(accepted: Sequence[int], rejected: Sequence[int]) -> tuple[np.ndarra
     return kept, kept + refused
 
 
-# -- what a rule would write ---------------------------------------------------------------------------
+# -- what other rules would write ----------------------------------------------------------------------
 
 
-def expected_tokens(rule: Verifier, p: Array, q: Array, x: Sequence[int]) -> Any:
-    """`1 + sum_n n P(n)`: the tokens that a round writes on average over the rule's own draws, its draft being given.
+def asking(
+    rule: Verifier, questions: Sequence[Callable[[Array, Array, Sequence[int]], Any]], answers: list[list]
+) -> Verifier:
+    """`rule` as it is, and at every round of a decoder the same questions are asked about the laws and the draft.
 
-    Its mean over the rounds of a decoder is the block efficiency that they have on average, without the noise of the
-    draws (Rao-Blackwell), and two rules can be asked about the same rounds.
-
-    Args:
-        rule: a `Verifier`.
-        p, q, x: as in `verify`: target laws `[g + 1, V]`, draft laws `[g, V]`, the `g` draft tokens.
-
-    >>> from .verify import VERIFIERS
-    >>> p, q = np.array([[0.25, 0.75]] * 3), np.array([[0.5, 0.5]] * 2)
-    >>> [round(expected_tokens(VERIFIERS[name], p, q, [0, 1]), 3) for name in ("token", "block")]
-    [2.0, 2.5]
-    """
-    return 1 + sum(n * chance for n, chance in enumerate(rule.accepted(p, q, x)))
-
-
-def asking(rule: Verifier, others: Sequence[Verifier], answers: list[list]) -> Verifier:
-    """`rule` as it is; at every round of a decoder it also asks `others` about the draft and the laws at hand.
+    So two rules can be compared on the same rounds, where counting tokens has the noise of two texts.
 
     Args:
         rule: what decodes, above temperature 0.
-        others: the rules that are asked.
-        answers: grows by one entry a round: `expected_tokens` of each of `others`.
+        questions: functions of `(p, q, x)`, such as `verify.token.expected_tokens` and `verify.block.expected_tokens`.
+        answers: grows by one list a round, with the answer to each question.
     """
 
     def accepted(p: Array, q: Array, x: Sequence[int]) -> list:
-        answers.append([expected_tokens(other, p, q, x) for other in others])
+        answers.append([question(p, q, x) for question in questions])
         return rule.accepted(p, q, x)
 
     return replace(rule, accepted=accepted)

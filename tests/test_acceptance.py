@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec_lib.acceptance import expected_tokens
 from specdec_lib.distributions import overlap
 from specdec_lib.exact import Draft, accepted_law, random_pair
 from specdec_lib.exact.models import stacked
@@ -24,7 +23,7 @@ from specdec_lib.theory import (
     classical_rejection_rate,
     pooled_alpha,
 )
-from specdec_lib.verify import VERIFIERS
+from specdec_lib.verify import block, token
 
 
 def standard_errors(sample: np.ndarray, predicted: float) -> float:
@@ -142,11 +141,12 @@ def test_acceptance_by_position_gives_back_the_emitted_tokens():
 @pytest.mark.parametrize("kind", ["stochastic", "partial"])
 def test_expected_tokens_average_to_the_exact_law_over_drafts(kind):
     target, small = random_pair(kind, 3, 2)
-    found = {name: 0 for name in ("token", "block")}
+    rules = {"token": token, "block": block}
+    found = {name: 0 for name in rules}
     for weight, x, q in Draft(small, small).blocks((), 3):
         p = stacked([target.law(x[:i]) for i in range(4)])
-        for name in found:
-            found[name] += weight * expected_tokens(VERIFIERS[name], p, q, x)
+        for name, rule in rules.items():
+            found[name] += weight * rule.expected_tokens(p, q, x)
     for name, tokens in found.items():
         assert tokens == 1 + sum(n * chance for n, chance in enumerate(accepted_law(name, target, small, 3)))
     assert found["block"] > found["token"]

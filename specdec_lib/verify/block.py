@@ -17,9 +17,10 @@ tokens the second is wrong (`mutants`, "block rule, token residual").
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from ..distributions import Array, normalise, positive_part
-from .token import at
+from ..distributions import Array, normalise, overlap, positive_part
+from .token import at, number
 
 
 def coverage(p: Array, q: Array, x: Sequence[int]) -> list:
@@ -33,11 +34,6 @@ def coverage(p: Array, q: Array, x: Sequence[int]) -> list:
     for p_x, q_x in zip(at(p, x), at(q, x), strict=True):
         values.append(0 if q_x == 0 else min(1, values[-1] * p_x / q_x))
     return values
-
-
-def number(a):
-    """A float or a fraction from an array's entry, whichever of the three kinds the array is."""
-    return a.item() if hasattr(a, "item") else a
 
 
 def uncovered(c, p: Array, q: Array):
@@ -96,3 +92,19 @@ def correction(p: Array, q: Array, x: Sequence[int], n: int) -> Array:
         return p[n]
     excess = positive_part(coverage(p, q, x[:n])[n] * p[n] - q[n])
     return normalise(excess) if bool(excess.sum() > 0) else p[n]
+
+
+def expected_tokens(p: Array, q: Array, x: Sequence[int]) -> Any:
+    """`1 + sum_n sum_y min(c_{n-1} p_n(y), q_n(y))`: what a round writes, told from its laws.
+
+    `P(n or more are kept)` given the first `n` draft tokens is their coverage `c_n`; the `n`-th term is its mean over
+    the `n`-th token.  To be compared, round by round, with `token.expected_tokens`.
+
+    Args:
+        p, q, x: as in `accepted`.  The last draft token does not matter.
+
+    >>> import numpy as np
+    >>> expected_tokens(np.array([[0.25, 0.75]] * 3), np.array([[0.5, 0.5]] * 2), [0, 1])  # 1 + 3/4 + (1/8 + 3/8)
+    2.25
+    """
+    return 1 + sum(number(overlap(c * p[n], q[n])) for n, c in enumerate(coverage(p, q, x)[:-1]))

@@ -37,7 +37,7 @@ import numpy as np
 from ..distributions import Array, is_torch, minimum, one_hot, residual
 from ..errors import SpecdecError
 from . import Verifier
-from .block import number
+from .token import number
 
 RESIDUALS = ("p-q", "p-lq")
 BONUSES = ("mixture", "target", "none")

@@ -28,8 +28,7 @@ import numpy as np
 
 from ..distributions import Array, normalise, residual
 from ..errors import SpecdecError
-from .block import number
-from .token import keep
+from .token import keep, number
 
 Draw: TypeAlias = tuple[Any, tuple[int, ...], Array]
 """Probability, candidates, the laws `[k, V]` that they are said to be drawn from."""

@@ -8,13 +8,19 @@ Derived in `notebooks/01_acceptance_rule`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from ..distributions import Array, residual
+from ..distributions import Array, overlap, residual
 
 
 def at(laws: Array, x: Sequence[int]) -> list:
     """`[laws[0][x_1], laws[1][x_2], ...]` as plain numbers (floats or fractions)."""
     return laws[list(range(len(x))), list(x)].tolist() if len(x) else []
+
+
+def number(a):
+    """A float or a fraction from an array's entry, whichever of the three kinds the array is."""
+    return a.item() if hasattr(a, "item") else a
 
 
 def keep(p_x, q_x):
@@ -65,3 +71,23 @@ def correction(p: Array, q: Array, x: Sequence[int], n: int) -> Array:
         A law `[V]`.
     """
     return p[n] if n == len(x) else residual(p[n], q[n])
+
+
+def expected_tokens(p: Array, q: Array, x: Sequence[int]) -> Any:
+    """`1 + sum_n a_1 ... a_{n-1} sum_y min(p_n(y), q_n(y))`: what a round writes, told from its laws.
+
+    The `n`-th term is `P(n or more are kept)` given the draft tokens before the `n`-th, which itself is summed over.
+    The mean over rounds is that of `accepted + 1`, with less noise (Rao-Blackwell).
+
+    Args:
+        p, q, x: as in `accepted`.  The last draft token does not matter.
+
+    >>> import numpy as np
+    >>> expected_tokens(np.array([[0.25, 0.75]] * 3), np.array([[0.5, 0.5]] * 2), [0, 1])  # 1 + 3/4 + 1/2 3/4
+    2.125
+    """
+    total, kept = 1, 1
+    for n, a in enumerate(map(keep, at(p, x), at(q, x))):
+        total = total + kept * number(overlap(p[n], q[n]))
+        kept = kept * a
+    return total

@@ -6,6 +6,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 from kit import law_of, slow_law, slow_scores, total_variation
+from tiny import tiny_feature_draft
 from transformers import NoRepeatNGramLogitsProcessor, RepetitionPenaltyLogitsProcessor, SuppressTokensLogitsProcessor
 
 import specdec_lib as sd
@@ -14,7 +15,7 @@ from specdec_lib.audit.adapters import tabular
 from specdec_lib.drafters import Sampling
 from specdec_lib.exact import accepted_law, output_law
 from specdec_lib.lengths import Confidence, Constant, Heuristic
-from specdec_lib.verify import VERIFIERS, Verifier
+from specdec_lib.verify import VERIFIERS, Verifier, block, token
 from specdec_lib.verify.lossy import ensemble, lenience, lenience_greedy, typical
 
 PROMPT = [2, 1, 2, 0]
@@ -32,6 +33,10 @@ def lookup(case):
 
 def early(case):
     return case.with_draft(sd.EarlyExitDrafter(1))
+
+
+def features(case):
+    return case.with_draft(sd.FeatureDrafter(tiny_feature_draft(case.model)))
 
 
 LAWS = {
@@ -77,6 +82,9 @@ LAWS = {
     },
     "https://github.com/huggingface/transformers/pull/34240 - the target's first layers as its draft": {
         "pair": early,
+    },
+    "https://arxiv.org/abs/2401.15077 - the target's hidden states, over a part of its vocabulary": {
+        "pair": features,
     },
 }
 
@@ -201,7 +209,7 @@ def test_what_two_rules_would_write_is_told_while_one_of_them_decodes(name, tiny
 
     def write():
         answers = []
-        rule = asking(VERIFIERS[name], [VERIFIERS[rule] for rule in rules], answers)
+        rule = asking(VERIFIERS[name], [token.expected_tokens, block.expected_tokens], answers)
         stats = sd.generate(case.pair, PROMPT, 2, 3, temperature=1.0, eos=[], verifier=rule).stats
         assert len(answers) == stats.rounds
         return *answers[0], sum(told[rules.index(name)] for told in answers), stats.accepted + stats.rounds
