@@ -4,6 +4,7 @@ from random import Random
 
 import pytest
 import torch
+from tiny import tiny_feature_draft
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import specdec_lib as sd
@@ -13,7 +14,6 @@ from specdec_lib.drafters import Sampling
 from specdec_lib.models import Pair, open_session
 from specdec_lib.models.batch import OneRow, open_batch
 from specdec_lib.models.drafts import load_draft, write_draft
-from specdec_lib.models.feature_draft import FeatureDraft, FeatureDraftConfig
 from specdec_lib.models.pair import fast
 
 PROMPTS = [[1, 2, 3, 4, 5], [7, 8, 9], [3]]
@@ -27,26 +27,19 @@ def a_target(**changes):
     return LlamaForCausalLM(LlamaConfig(**shape)).double().eval()
 
 
-def a_draft(**changes):
-    torch.manual_seed(1)
-    shape = {"watched": watched_layers(LAYERS), "target_width": WIDTH, "vocab_size": VOCABULARY, "shortlist_size": 40}
-    shape |= {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 8}
-    shape |= {"num_attention_heads": 2, "num_key_value_heads": 2} | changes
-    model = FeatureDraft(FeatureDraftConfig(**shape))
-    for weight in model.parameters():
-        torch.nn.init.normal_(weight, std=0.3)
-    model.set_shortlist(torch.arange(5, 45), torch.arange(VOCABULARY).clamp(5, 44) - 5)
-    return model.double().eval()
-
-
 @pytest.fixture(scope="module")
 def model():
     return a_target()
 
 
+@pytest.fixture(scope="module")
+def draft(model):
+    return tiny_feature_draft(model)
+
+
 @pytest.fixture
-def pair(model):
-    return Pair(fast(model), sd.FeatureDrafter(a_draft()), None)
+def pair(model, draft):
+    return Pair(fast(model), sd.FeatureDrafter(draft), None)
 
 
 def test_the_watched_states_are_those_of_transformers(model):
@@ -78,7 +71,7 @@ def test_only_an_empty_session_can_be_watched(model):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_it_drafts_from_the_laws_that_training_sees(pair, temperature):
+def test_it_drafts_from_the_laws_that_training_sees(pair, draft, temperature):
     """Round by round, whatever was refused before: the laws of a draft are those of the unrolled training pass."""
     rounds = []
     out = sd.generate(pair, PROMPTS[0], 4, 40, temperature, eos=[], on_round=rounds.append)
@@ -89,7 +82,7 @@ def test_it_drafts_from_the_laws_that_training_sees(pair, temperature):
             ids = [*text[:at], *done.drafted]
             _, features = read(pair.target, ids, 1, watched_layers(LAYERS))
             features[at - 1 :] = 1e3  # the target has not read the text's last token: this must not matter
-            for k, logits in enumerate(drafted_logits(a_draft(), features, ids, n, steps=n)):
+            for k, logits in enumerate(drafted_logits(draft, features, ids, n, steps=n)):
                 if temperature:
                     assert float(logits[0].softmax(-1)[done.drafted[k]]) == pytest.approx(done.q[k], abs=1e-6)
                 else:
@@ -132,18 +125,19 @@ def test_a_text_of_one_token_has_nothing_to_read(pair):
     assert sd.generate(pair, [3], gamma=2, max_new_tokens=6, eos=[]).trace[0].drafted == []
 
 
-def test_it_survives_the_disk(pair, tmp_path):
-    manifest = write_draft(tmp_path / "mine", a_draft().float(), {"target_hash": "x"})
+def test_it_survives_the_disk(pair, draft, tmp_path):
+    manifest = write_draft(tmp_path / "mine", draft, {"target_hash": "x"})
     assert manifest["kind"] == "features"
     again = load_draft(tmp_path / "mine", "x", "cpu", "float64")
     before, after = (
-        sd.generate(Pair(pair.target, draft), PROMPTS[0], 3, 20, 1.0, eos=[]).tokens for draft in (pair.draft, again)
+        sd.generate(Pair(pair.target, drafter), PROMPTS[0], 3, 20, 1.0, eos=[]).tokens
+        for drafter in (pair.draft, again)
     )
     assert before == after
 
 
 @pytest.mark.parametrize(
-    ("draft", "target", "said"),
+    ("mine", "target", "said"),
     [
         ({}, {"hidden_size": 64}, "a target of width 32, 3 layers and 50 tokens, not one of 64, 3 and 50"),
         ({}, {"num_hidden_layers": 2}, "not one of 32, 2 and 50"),
@@ -151,15 +145,16 @@ def test_it_survives_the_disk(pair, tmp_path):
         ({"num_hidden_layers": 2}, {}, "has one layer, not 2"),
     ],
 )
-def test_a_draft_of_another_target_is_refused(draft, target, said):
+def test_a_draft_of_another_target_is_refused(mine, target, said, model):
     with pytest.raises(sd.SpecdecError, match=said):
-        sd.generate(Pair(fast(a_target(**target)), sd.FeatureDrafter(a_draft(**draft))), PROMPTS[0])
+        drafter = sd.FeatureDrafter(tiny_feature_draft(model, **mine))
+        sd.generate(Pair(fast(a_target(**target)), drafter), PROMPTS[0])
 
 
-def test_it_cannot_draft_alone(pair, model):
+def test_it_cannot_draft_alone(pair, model, draft):
     with pytest.raises(sd.SpecdecError, match="give it to generate with Pair"):
         pair.draft.start(VOCABULARY)
     with pytest.raises(sd.SpecdecError, match="cannot run alone"):
-        a_draft()(torch.tensor([[1]]))
+        draft(torch.tensor([[1]]))
     with pytest.raises(sd.SpecdecError, match="runs as FastLlama"):
         sd.generate(Pair(model, pair.draft), PROMPTS[0])

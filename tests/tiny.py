@@ -67,3 +67,33 @@ def tiny_model(kind, tokenizer, seed, settings):
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return getattr(transformers, head)(config).eval()
+
+
+def tiny_feature_draft(target, seed=1, **changes):
+    """A random draft on the hidden states of a tiny Llama, in float64; of its first and last token it knows nothing."""
+    import torch
+
+    from specdec_lib.distill.features import watched_layers
+    from specdec_lib.models.feature_draft import FeatureDraft, FeatureDraftConfig
+
+    config = target.config
+    shape = {
+        "watched": watched_layers(config.num_hidden_layers),
+        "target_width": config.hidden_size,
+        "vocab_size": config.vocab_size,
+        "shortlist_size": config.vocab_size - 2,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+    }
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = FeatureDraft(FeatureDraftConfig(**shape | changes))
+        for weight in model.parameters():
+            torch.nn.init.normal_(weight, std=0.3)
+    size = config.vocab_size
+    model.set_shortlist(torch.arange(1, size - 1), torch.arange(size).clamp(1, size - 2) - 1)
+    return model.double().eval()

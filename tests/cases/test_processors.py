@@ -5,6 +5,7 @@ from itertools import pairwise
 import pytest
 import torch
 from kit import slow_greedy
+from tiny import tiny_feature_draft
 from transformers import (
     ForcedEOSTokenLogitsProcessor,
     LogitsProcessorList,
@@ -71,6 +72,7 @@ DRAFTERS = {
     "lookup": lambda case: sd.PromptLookupDrafter(max_ngram=2),
     "ngram": lambda case: sd.NGramDrafter.fit([list(range(46))]),
     "early exit": lambda case: sd.EarlyExitDrafter(1),
+    "features": lambda case: sd.FeatureDrafter(tiny_feature_draft(case.model)),
 }
 
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from kit import slow_greedy
+from tiny import tiny_feature_draft
 
 import specdec_lib as sd
 from specdec_lib.drafters import Sampling
@@ -20,6 +21,9 @@ DRAFTERS = {
     "https://github.com/ggml-org/llama.cpp/issues/5657 - lookup": lambda case: sd.PromptLookupDrafter(),
     "https://github.com/vllm-project/vllm/issues/6285 - the target itself": lambda case: case.pair.target,
     "https://github.com/huggingface/transformers/pull/34240 - early exit": lambda case: sd.EarlyExitDrafter(1),
+    "https://arxiv.org/abs/2401.15077 - the target's hidden states": lambda case: sd.FeatureDrafter(
+        tiny_feature_draft(case.model)
+    ),
     "https://github.com/huggingface/transformers/pull/28759 - lookup, else a model": lambda case: sd.ComposedDrafter(
         [sd.PromptLookupDrafter(min_ngram=3), sd.ModelDrafter(case.pair.draft)]
     ),
