@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -54,7 +53,7 @@ def audit(
 
     from ..decode import check_lengths
     from ..drafters import Sampling
-    from ..report.folder import write_text
+    from ..report.folder import json_text, write_text
     from .audit import check_whole
     from .gof import checked_share
 
@@ -89,10 +88,7 @@ def audit(
         raise typer.Exit(130) from None
     console.print(result["sentence"], style="bold")
     if json_file is not None:
-        from ..bench.command import finite
-
-        text = json.dumps(finite({**result, "setting": {**setting, **how}}), indent=1, allow_nan=False)
-        write_text(json_file, text + "\n")
+        write_text(json_file, json_text({**result, "setting": {**setting, **how}}))
     raise typer.Exit(result["exit_status"])
 
 

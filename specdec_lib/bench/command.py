@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
@@ -17,129 +17,136 @@ if TYPE_CHECKING:  # heavy modules are imported on use: the shell's other doors 
     from rich.table import Table
 
 LOADED = {"libraries": "import", "target": "target", "draft": "draft"}
-BUSY = 0.2  # the share of the CPU that others may use before a note says so
 
 
 def bench(
     target: Annotated[str, typer.Option(help="'packaged', a model folder, or a hub id.")] = "packaged",
     draft: Annotated[
-        Optional[str],  # noqa: UP045
+        Optional[list[str]],  # noqa: UP045
         typer.Option(
-            help="A packaged draft, a folder, a hub id, 'lookup' or 'lookup+NAME' (default: the fastest packaged)."
+            help="A packaged draft, a folder, a hub id, 'lookup' or 'lookup+NAME' (default: the fastest packaged); "
+            "may be repeated."
         ),
     ] = None,
-    gamma: Annotated[int, typer.Option(help="Tokens drafted a round.")] = 5,
+    gamma: Annotated[
+        Optional[list[int]],  # noqa: UP045
+        typer.Option(help="Tokens drafted a round (default: 5); may be repeated."),
+    ] = None,
     temperature: Annotated[Optional[list[float]], typer.Option(help="0 is greedy; may be repeated.")] = None,  # noqa: UP045
     max_new_tokens: Annotated[int, typer.Option(help="Longest answer; shorter ones end where they end.")] = 64,
     limit: Annotated[int, typer.Option(help="Prompts of each kind.")] = 4,
     prompts: Annotated[Optional[str], typer.Option(help="A .jsonl file, a folder of them, or a hub data set.")] = None,  # noqa: UP045
     seed: Annotated[int, typer.Option(help="Of the choice of prompts and of all draws.")] = 0,
-    json_file: Annotated[Optional[Path], typer.Option("--json", help="Write all numbers to this file.")] = None,  # noqa: UP045
+    tokenizers: Annotated[
+        str,
+        typer.Option(
+            help="'same', or for a draft of other tokens 'text' (its text is re-encoded) or 'shared' (the tokens that "
+            "both know)."
+        ),
+    ] = "same",
+    json_file: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--json", help="Write all numbers to this file; of several settings it keeps those it holds."),
+    ] = None,
     keep: Annotated[
         bool, typer.Option("--keep", help="Note the speed in the draft's manifest, for load_pair.")
     ] = False,
     quick: Annotated[bool, typer.Option("--quick", help="A first look: 1 prompt of each kind, 32 tokens.")] = False,
+    jobs: Annotated[
+        int,
+        typer.Option(
+            help="Measure so many settings at a time here; they share the cores, so trust no speed of theirs."
+        ),
+    ] = 1,
+    scheduler: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            metavar="ADDRESS",
+            help="Measure on the workers of this dask scheduler, a setting at a time on each: start one worker a "
+            "machine, since those on one machine share its cores.",
+        ),
+    ] = None,
 ) -> None:
-    """Time drafting against transformers' own decoding, plain and assisted, and against what theory predicts."""
+    """Time drafting against transformers' own decoding, plain and assisted, and against what theory predicts.
+
+    Several drafts or lengths make a sweep: each pair of them is a setting of its own, timed in turns within itself.
+    """
     from rich.console import Console
     from rich.progress import Progress
 
-    from ..decode import check_lengths
-    from ..drafters import Sampling
-    from ..load import default_draft, names_of
-    from ..models.drafts import is_draft, note_speed, packaged_drafts
-    from ..report.environment import environment
-    from ..report.folder import write_text
-    from .costs import footprint
-    from .packed import load_contest
-    from .prompts import load_prompts
-    from .summary import measure
+    from ..load import default_draft
+    from ..report.folder import json_text, write_text
+    from ..report.reproduce import check_workers
+    from .settings import Setting, measure_setting, sweep
 
     if quick:
         limit, max_new_tokens = 1, min(max_new_tokens, 32)
-    temperatures = temperature or [0.0]
-    check_lengths(gamma, max_new_tokens)
-    for t in temperatures:
-        Sampling(t)
+    temperatures = tuple(temperature or [0.0])
+    check_workers(jobs, scheduler)
+    settings = [
+        Setting(target, name, length, max_new_tokens, temperatures, prompts, limit, seed, tokenizers, 1 if quick else 3)
+        for name in dict.fromkeys(draft or [default_draft(target)])
+        for length in dict.fromkeys(gamma or [5])
+    ]
+    for setting in settings:
+        setting.check()
     if json_file is not None and not json_file.absolute().parent.is_dir():
         raise SpecdecError(f"there is no folder {json_file.absolute().parent}: make it, or name another --json file")
-    chosen = load_prompts(prompts, limit=limit, seed=seed)
-    draft = draft or default_draft(target)
-    folders = [packaged_drafts().get(name, Path(name)) for name in names_of(draft)]
-    kept_in = [folder for folder in folders if is_draft(folder)][-1:]
-    if keep and not kept_in:
-        raise SpecdecError(f"--keep writes to a draft's manifest, and {draft} has none: name a draft of data/drafts")
-    contest = load_contest(target, draft)
-    busy = cpu_use()
+    alone = len(settings) == 1 and jobs == 1 and not scheduler
+    if keep and not alone:
+        raise SpecdecError("--keep notes one speed, measured here: name one draft and one gamma, without other workers")
+    kept_in = manifest_of(settings[0].draft) if keep else None
 
     console = Console(highlight=False, soft_wrap=True)
-    runs: list[dict[str, Any]] = []
-    memory, remarks = None, []
     with Progress(console=Console(stderr=True), transient=True) as progress:
-        for t in temperatures:
-            task = progress.add_task(f"decoding at temperature {t:g}", total=len(chosen))
-            tick = partial(progress.advance, task)
-            runs.append(measure(contest, chosen, gamma, max_new_tokens, t, seed, tick))
-            if "interrupted" in runs[-1]:
-                break
-        progress.add_task("memory and loading", total=None)
-        try:
-            memory = footprint(target, draft, gamma, repeats=1 if quick else 3)
-        except (SpecdecError, KeyboardInterrupt) as error:
-            remarks = [f"memory and loading times were not measured: {error or 'interrupted'}"]
 
-    if busy > BUSY:
-        remarks.append(f"other programs used {busy:.0%} of the CPU before the start: repeat this on a quiet machine")
-    for run in runs:
-        run["notes"] += remarks
-    result = {
-        **runs[0],
-        "setting": {"target": target, "draft": draft, "gamma": gamma, "max_new_tokens": max_new_tokens}
-        | {"prompts": prompts or "packaged", "limit": limit, "seed": seed},
-        "memory": memory and {name: memory[name] for name in ("plain", "drafted")},
-        "loading": memory and memory["loading"],
-        "cpu_use_before": busy,
-        "environment": environment(),
-        "runs": runs,
-    }
-    console.print(
-        f"\n{contest.pair.description}, gamma {gamma}, at most {max_new_tokens} new tokens a prompt", style="bold"
-    )
-    for run in runs:
-        show(run, console)
-    if memory:
-        console.print(footprint_table(memory))
-    if keep:
-        note_speed(
-            kept_in[0],
-            draft,
-            {
-                "speedup": {f"{run['temperature']:g}": round(run["own_speedup"], 3) for run in runs},
-                "against": "this package's own loop of one token a pass",
-                "setting": result["setting"],
-                "cpu_use_before": busy,
-                "environment": result["environment"],
-            },
-        )
-    if json_file is not None:
-        write_text(json_file, json.dumps(finite(result), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+        def ticks(what: str, steps: int | None) -> Callable[[], None]:
+            return partial(progress.advance, progress.add_task(what, total=steps))
+
+        if alone:
+            results = [measure_setting(settings[0], ticks)]
+            if json_file is not None:
+                write_text(json_file, json_text(results[0]))
+        else:
+            results = sweep(settings, json_file, jobs, scheduler, console.print, ticks)
+    if len(settings) == 1 and results:
+        show_setting(results[0], console)
+    elif results:
+        console.print(sweep_table(results))
+    if kept_in is not None:
+        keep_speed(kept_in, results[0])
+    if json_file is not None and results:
         console.print(f"all numbers: {json_file}", style="dim")
+    if len(results) < len(settings):
+        raise typer.Exit(1)
 
 
-def cpu_use() -> float:
-    """The share of the CPU in use during one second in which this process sleeps."""
-    import psutil
+def manifest_of(draft: str) -> Path:
+    """The folder of the draft of this name, which has a manifest."""
+    from ..load import names_of
+    from ..models.drafts import is_draft, packaged_drafts
 
-    return psutil.cpu_percent(interval=1.0) / 100
+    folders = [packaged_drafts().get(name, Path(name)) for name in names_of(draft)]
+    if not any(map(is_draft, folders)):
+        raise SpecdecError(f"--keep writes to a draft's manifest, and {draft} has none: name a draft of data/drafts")
+    return [folder for folder in folders if is_draft(folder)][-1]
 
 
-def finite(value: Any) -> Any:
-    """The value with NaN and infinity as None: JSON has no word for them."""
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def keep_speed(folder: Path, result: dict[str, Any]) -> None:
+    """Note the measured speed in the manifest in `folder`."""
+    from ..models.drafts import note_speed
+
+    note_speed(
+        folder,
+        result["setting"]["draft"],
+        {
+            "speedup": {f"{run['temperature']:g}": round(run["own_speedup"], 3) for run in result["runs"]},
+            "against": "this package's own loop of one token a pass",
+            "setting": result["setting"],
+            "cpu_use_before": result["cpu_use_before"],
+            "environment": result["environment"],
+        },
+    )
 
 
 # -- what a person reads -------------------------------------------------------------------------------
@@ -183,6 +190,36 @@ def verdict(run: dict[str, Any]) -> str:
     if high < 1:
         return f"Drafting does not pay here: {told}."
     return f"No verdict, the interval encloses 1: {told}."
+
+
+def show_setting(result: dict[str, Any], console: Console) -> None:
+    """Print all numbers of one setting."""
+    asked = result["setting"]
+    console.print(
+        f"\ntarget {asked['target']}, draft {asked['draft']}, gamma {asked['gamma']}, "
+        f"at most {asked['max_new_tokens']} new tokens a prompt",
+        style="bold",
+    )
+    for run in result["runs"]:
+        show(run, console)
+    if result["memory"]:
+        console.print(footprint_table(result["memory"], result["loading"]))
+
+
+def sweep_table(results: list[dict[str, Any]]) -> Table:
+    """A line for each draft, length and temperature, the fastest first."""
+    rows = [(result["setting"], run) for result in results for run in result["runs"]]
+    heads = ("draft", "gamma", "temperature", "times as fast", "all terms", "vs assisted", "alpha", "c")
+    made = table("\nOurs drafted : transformers plain, and what it is made of", *heads)
+    for asked, run in sorted(rows, key=lambda row: (row[1]["temperature"], -row[1]["speedup"])):
+        made.add_row(
+            asked["draft"],
+            str(asked["gamma"]),
+            f"{run['temperature']:g}",
+            estimate(run, "speedup"),
+            *(number(run[name]) for name in ("predicted_extended", "vs_assisted", "alpha", "cost_coefficient")),
+        )
+    return made
 
 
 def show(run: dict[str, Any], console: Console) -> None:
@@ -239,13 +276,13 @@ def show(run: dict[str, Any], console: Console) -> None:
         console.print(f"Note: {note}.", style="yellow")
 
 
-def footprint_table(memory: dict[str, Any]) -> Table:
+def footprint_table(memory: dict[str, Any], loading: dict[str, float]) -> Table:
     """Memory with and without the draft, and loading times."""
     made = table("\nMemory and loading, in processes of their own", "", "peak", "after decoding", "on the GPU")
     for name, label in (("plain", "without the draft"), ("drafted", "with the draft")):
         sizes = [memory[name][key] for key in ("peak_mib", "resident_mib", "gpu_mib")]
         made.add_row(label, *("-" if size is None else f"{size:.0f} MiB" for size in sizes))
-    seconds = [f"{name} {memory['loading'][f'{key}_seconds']:.2f}" for name, key in LOADED.items()]
+    seconds = [f"{name} {loading[f'{key}_seconds']:.2f}" for name, key in LOADED.items()]
     made.caption = f"Seconds: {', '.join(seconds)}"
     made.caption_justify = "left"
     return made

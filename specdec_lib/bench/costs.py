@@ -280,7 +280,7 @@ def outside_seconds(trace: Sequence[Round], passes: Sequence[float] | None = Non
 # -- loading and memory --------------------------------------------------------------------------------
 
 
-def footprint(target: str, draft: str, gamma: int, repeats: int = 3) -> dict[str, Any]:
+def footprint(target: str, draft: str, gamma: int, repeats: int = 3, tokenizers: str = "same") -> dict[str, Any]:
     """Memory with and without the draft, and loading times; every measurement in a process of its own, in turn.
 
     Returns:
@@ -291,7 +291,7 @@ def footprint(target: str, draft: str, gamma: int, repeats: int = 3) -> dict[str
     found: dict[str, list[dict]] = {"plain": [], "drafted": []}
     for _ in range(repeats):
         for name, given in (("plain", ""), ("drafted", draft)):
-            command = [sys.executable, "-m", __name__, target, given, str(gamma)]
+            command = [sys.executable, "-m", __name__, target, given, str(gamma), tokenizers]
             done = subprocess.run(command, capture_output=True, text=True)
             if done.returncode:
                 reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
@@ -312,13 +312,15 @@ def footprint(target: str, draft: str, gamma: int, repeats: int = 3) -> dict[str
     return {**memory, "loading": {**loading, "draft_seconds": typical(found["drafted"], "draft_seconds")}}
 
 
-def _footprint_of_this_process(target: str, draft: str, gamma: int, imported: float) -> dict[str, float | None]:
+def _footprint_of_this_process(
+    target: str, draft: str, gamma: int, tokenizers: str, imported: float
+) -> dict[str, float | None]:
     import psutil
 
     start = perf_counter()
     model = load_model(target)
     loaded = perf_counter()
-    pair = Pair(model, load_draft(draft, target)[0] if draft else None)
+    pair = Pair(model, load_draft(draft, target, tokenizers=tokenizers)[0] if draft else None)
     ready = perf_counter()
     prompt = [i % vocabulary_size(model) for i in range(min(128, context_length(model) // 2))]
     if draft:
@@ -352,4 +354,4 @@ if __name__ == "__main__":
     from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: F401  (imported on use otherwise)
 
     alive = time() - psutil.Process(os.getpid()).create_time()
-    print(json.dumps(_footprint_of_this_process(sys.argv[1], sys.argv[2], int(sys.argv[3]), alive)))
+    print(json.dumps(_footprint_of_this_process(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4], alive)))

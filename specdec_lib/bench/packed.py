@@ -7,7 +7,8 @@ so transformers' own target and assistant get the same layers, module by module.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,21 @@ import torch
 
 from ..drafters import ComposedDrafter, Drafter, ModelDrafter, NGramDrafter, PromptLookupDrafter
 from ..errors import SpecdecError
-from ..load import default_draft, load_drafter
+from ..load import TRANSLATORS, check_tokenizers, check_used, default_draft, load_drafter, own_tokenizer
 from ..models import drafts
 from ..models.drafts import packaged_drafts, target_hash
 from ..models.fast import FastLlama, PackedLinear, packed_linears_available
-from ..models.pair import PACKAGED, Pair, end_tokens, fast, is_encoder_decoder, load_tokenizer, load_transformers
+from ..models.pair import (
+    PACKAGED,
+    Pair,
+    check_vocabulary,
+    end_tokens,
+    fast,
+    is_encoder_decoder,
+    load_tokenizer,
+    load_transformers,
+    vocabulary_size,
+)
 
 PACKABLE = (torch.float32, torch.bfloat16)  # what oneDNN lays out on every x86 CPU
 
@@ -75,6 +86,8 @@ class Contest:
         ends: the ids that end a text.
         assistant: the transformers model of the draft, packed; None where the draft is no model.
         lookup: the longest n-gram that transformers' own prompt lookup looks up; None where the draft is no lookup.
+        translation: what transformers needs beside `assistant`, a draft of other tokens: both tokenizers, by the names
+            that its `generate` gives them.  The assistant then is as it was loaded: `speed.prepared` makes one to run.
         refusal: why transformers' assisted generation cannot take this draft; empty where it can.
         remark: in what its draft differs from ours; empty where it does not.
     """
@@ -85,6 +98,7 @@ class Contest:
     ends: list[int]
     assistant: Any = None
     lookup: int | None = None
+    translation: dict[str, Any] = field(default_factory=dict)
     refusal: str = ""
     remark: str = ""
 
@@ -94,6 +108,7 @@ def load_contest(
     draft: str | os.PathLike | Drafter | None = None,
     device: str | None = None,
     dtype: Any = None,
+    tokenizers: str = "same",
 ) -> Contest:
     """Load what the benchmark compares.  It loads by name only: the models are changed.
 
@@ -101,7 +116,7 @@ def load_contest(
         target: as in `load_pair`.
         draft: a name as in `load_pair`, an n-gram table (a .safetensors file), or a drafter.  None takes what
             `load_pair` takes.
-        device, dtype: as in `load_pair`.
+        device, dtype, tokenizers: as in `load_pair`.
 
     Raises:
         SpecdecError: as in `load_pair`; for a model in memory; for a draft that was made for another target.
@@ -109,11 +124,16 @@ def load_contest(
     from transformers import GenerationConfig
 
     draft = draft or default_draft(target)
-    drafter, assistant = load_draft(draft, target, device, dtype)  # refused, if at all, before a large target loads
+    # refused, if at all, before a large target loads
+    drafter, assistant, own = load_draft(draft, target, device, dtype, tokenizers)
     model = load_transformers(target, device, dtype)
     tokenizer = load_tokenizer(target)
-    ends = end_tokens(Pair(model, assistant, tokenizer))
+    other = tokenizers != "same" or (own is not None and vocabulary_size(model) != vocabulary_size(assistant))
+    if not other or is_encoder_decoder(model):
+        check_vocabulary(model, assistant)
+    ends = end_tokens(Pair(model, None, tokenizer))
     pair = Pair(fast(model), drafter, tokenizer, description=f"target {target}, draft {draft}")
+    translation = {"tokenizer": tokenizer, "assistant_tokenizer": own} if other else {}
     refusal, lookup, remark = "", None, ""
     if isinstance(drafter, PromptLookupDrafter):
         lookup = drafter.max_ngram
@@ -121,12 +141,15 @@ def load_contest(
         remark = "transformers assisted drafts with the model alone: it takes no drafter composed of several"
     elif assistant is None:
         refusal = f"transformers' assisted generation takes a model or prompt lookup, not a {type(drafter).__name__}"
+    if assistant is not None and other:
+        assistant = load_transformers(assistant.config.name_or_path, device, dtype)  # not the one that ours may run
     for theirs in [model] if assistant is None else [model, assistant]:
-        pack_linears(theirs)
+        if theirs is model or not other:
+            pack_linears(theirs)
         # no end of text, truncation or penalty but what a run asks for
         start = {"decoder_start_token_id": theirs.config.decoder_start_token_id} if is_encoder_decoder(theirs) else {}
         theirs.generation_config = GenerationConfig(**start)
-    return Contest(pair, replace(pair, tokenizer=None), model, ends, assistant, lookup, refusal, remark)
+    return Contest(pair, replace(pair, tokenizer=None), model, ends, assistant, lookup, translation, refusal, remark)
 
 
 def load_draft(
@@ -134,24 +157,37 @@ def load_draft(
     target: str | os.PathLike = PACKAGED,
     device: str | None = None,
     dtype: Any = None,
-) -> tuple[Any, Any]:
-    """`(drafter, transformers model or None)` of what `load_contest` takes as a draft."""
+    tokenizers: str = "same",
+) -> tuple[Any, Any, Any]:
+    """`(drafter, transformers model or None, its tokenizer or None)` of what `load_contest` takes as a draft."""
+    check_tokenizers(tokenizers)
     if not isinstance(draft, (str, os.PathLike)):
         if hasattr(draft, "start") and not isinstance(draft, ModelDrafter):
-            return draft, None
+            check_used(tokenizers, [], type(draft).__name__)
+            return draft, None, None
         raise SpecdecError("the benchmark changes the models it runs: name the draft by its folder or hub id")
-    models = []
+    models, compared, own = [], [], None
+    target_tokenizer = cache(lambda: load_tokenizer(target))
 
     def load(name: str) -> Any:
+        nonlocal own
         source = Path(packaged_drafts().get(name, name))
         if source.suffix == ".safetensors":
             return NGramDrafter.load(source)
-        if drafts.is_draft(source):
-            ours = drafts.load_draft(source, target_hash(target), device, dtype)
-            if not isinstance(ours, FastLlama):  # it is no model that transformers could run
-                return ours
-        models.append(load_transformers(source if source.exists() else name, device, dtype))
-        return ModelDrafter(fast(models[-1]))
+        place = source if source.exists() else name
+        ours = drafts.is_draft(source)
+        if not ours or drafts.has_own_tokenizer(source):
+            own = own_tokenizer(name, place, target_tokenizer, tokenizers)
+        if ours:
+            drafter = drafts.load_draft(source, target_hash(target), device, dtype)
+            if not isinstance(drafter, FastLlama):  # it is no model that transformers could run
+                return drafter
+        models.append(load_transformers(place, device, dtype))
+        model = fast(models[-1])
+        if own is not None:
+            compared.append(name)
+        return ModelDrafter(model) if tokenizers == "same" else TRANSLATORS[tokenizers](model, own, target_tokenizer())
 
     drafter = load_drafter(draft, load)
-    return drafter, models[0] if len(models) == 1 else None
+    check_used(tokenizers, compared, str(draft))
+    return drafter, *((models[0], own) if len(models) == 1 else (None, None))

@@ -16,7 +16,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
 from time import perf_counter
 from typing import Any
@@ -27,10 +28,10 @@ import torch
 from ..audit.identity import compare
 from ..decode import Round, check_lengths, generate, generate_plain
 from ..drafters import Sampling
-from ..errors import SpecdecError
+from ..errors import SpecdecError, first_line
 from ..models.pair import context_length, is_encoder_decoder
 from .costs import FEWEST, Estimate, synchronise
-from .packed import Contest
+from .packed import Contest, pack_linears
 from .prompts import Prompt
 
 ARMS = {
@@ -146,7 +147,19 @@ def _race(
 
 
 def run(contest: Contest, arm: str, ids: list[int], new_tokens: int, gamma: int, temperature: float, seed: int) -> Run:
-    """Time one decoder (a key of `ARMS`) writing exactly `new_tokens` tokens after the prompt `ids`."""
+    """Time one decoder (a key of `ARMS`) writing exactly `new_tokens` tokens after the prompt `ids`.
+
+    Raises:
+        Unfit: transformers fails with a draft of other tokens.
+    """
+    if arm == "assisted" and contest.translation:
+        try:
+            return _run_transformers(contest, ids, new_tokens, gamma, temperature, seed)
+        except Exception as error:  # its own, of any kind
+            raise Unfit(
+                f"transformers' universal assisted decoding fails with this draft ({type(error).__name__}: "
+                f"{first_line(error)})"
+            ) from error
     if arm in ("transformers", "assisted"):
         return _run_transformers(contest, ids, new_tokens, gamma if arm == "assisted" else None, temperature, seed)
     rounds: list[float] = []  # when each ended
@@ -160,6 +173,29 @@ def run(contest: Contest, arm: str, ids: list[int], new_tokens: int, gamma: int,
         out = generate_plain(contest.bare, ids, **settings)
     synchronise(contest.target.device)
     return Run(perf_counter() - start, rounds[0] - start, out.tokens[0], out.trace)
+
+
+class Unfit(Exception):
+    """transformers' assisted generation does not take this draft."""
+
+
+def prepared(contest: Contest, ids: list[int], gamma: int, temperature: float) -> Contest:
+    """The contest with an assistant that may run: where the draft has other tokens, a copy for this temperature alone.
+
+    transformers' sampling then changes the draft model for good (its embeddings and its output layer), and remembers
+    by the tokenizers that it did, so each run gets a model and a tokenizer of its own.  It does so when it is first
+    called, on stock layers, which are packed afterwards.
+
+    Raises:
+        Unfit: it fails on this draft.
+    """
+    if not contest.translation or contest.refusal:
+        return contest
+    own = {**contest.translation, "assistant_tokenizer": deepcopy(contest.translation["assistant_tokenizer"])}
+    found = replace(contest, assistant=deepcopy(contest.assistant), translation=own)
+    run(found, "assisted", ids, 2, gamma, temperature, seed=0)
+    pack_linears(found.assistant)
+    return found
 
 
 class _FirstToken:
@@ -183,7 +219,7 @@ def _run_transformers(
     config = GenerationConfig(max_new_tokens=new_tokens, do_sample=temperature > 0)
     if temperature > 0:
         config.temperature, config.top_k = temperature, 0  # 0 keeps all tokens, the default is 50
-    helper = {}
+    helper: dict[str, Any] = {}
     if gamma is not None and contest.lookup:
         config.prompt_lookup_num_tokens, config.max_matching_ngram_size = gamma, contest.lookup
     elif gamma is not None:
@@ -191,7 +227,7 @@ def _run_transformers(
         contest.assistant.generation_config.update(
             num_assistant_tokens=gamma, num_assistant_tokens_schedule="constant", assistant_confidence_threshold=0.0
         )
-        helper = {"assistant_model": contest.assistant}
+        helper = {"assistant_model": contest.assistant, **contest.translation}
     device = contest.target.device
     two = is_encoder_decoder(contest.target)
     prompt = torch.tensor([ids[:-1] if two else ids], device=device)  # an encoder-decoder's ends in the start marker

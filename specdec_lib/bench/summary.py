@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from ..drafters import Sampling
 from .costs import FEWEST, CostMeter, Costs, Estimate, rounds_with_room
 from .packed import Contest
 from .prompts import Prompt
-from .speed import ARMS, Row, Run, arms_of, partings, race, speed_ratio
+from .speed import ARMS, Row, Run, Unfit, arms_of, partings, prepared, race, speed_ratio
 
 
 def measure(
@@ -30,6 +31,23 @@ def measure(
     An interrupt (Ctrl-C) ends it early with the prompts that are done; the result then has the key `interrupted`.
     Arguments as in `race`; `tick` is called after each prompt.
     """
+    try:
+        if prompts:
+            contest = prepared(contest, contest.pair.encode(prompts[0].messages), gamma, temperature)
+        return _measure(contest, prompts, gamma, max_new_tokens, temperature, seed, tick)
+    except Unfit as error:  # without that arm, then
+        return _measure(replace(contest, refusal=str(error)), prompts, gamma, max_new_tokens, temperature, seed, tick)
+
+
+def _measure(
+    contest: Contest,
+    prompts: Sequence[Prompt],
+    gamma: int,
+    max_new_tokens: int,
+    temperature: float,
+    seed: int,
+    tick: Callable[[], Any] | None,
+) -> dict[str, Any]:
     meter = CostMeter(contest.bare, gamma, Sampling(temperature), seed=seed)
 
     def also(row: Row) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 from ..errors import SpecdecError
 
@@ -37,3 +40,21 @@ def write_text(path: Path, text: str) -> None:
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     part.write_text(text, encoding="utf-8")
     part.replace(path)
+
+
+def json_text(value: Any) -> str:
+    """JSON of any numbers."""
+    return json.dumps(finite(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def finite(value: Any) -> Any:
+    """The value with NaN and infinity as None: JSON has no word for them.
+
+    >>> finite({"a": [float("nan"), 1.0], "b": {"c": float("inf")}})
+    {'a': [None, 1.0], 'b': {'c': None}}
+    """
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
