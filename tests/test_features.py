@@ -1,5 +1,6 @@
 """The draft that reads its target's hidden states: what it is fed, what it proposes, how it is trained."""
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -8,10 +9,12 @@ from tiny import tiny_feature_draft
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import specdec_lib as sd
-from specdec_lib.distill.evaluate import read
+from specdec_lib.distill import features, recipe
+from specdec_lib.distill.evaluate import Answer, evaluate_draft, read
 from specdec_lib.distill.features import drafted_logits, watched_layers
-from specdec_lib.drafters import Sampling
-from specdec_lib.models import Pair, open_session
+from specdec_lib.distill.recipe import Job, distill
+from specdec_lib.drafters import ComposedDrafter, Sampling
+from specdec_lib.models import Pair, load_transformers, open_session
 from specdec_lib.models.batch import OneRow, open_batch
 from specdec_lib.models.drafts import load_draft, write_draft
 from specdec_lib.models.pair import fast
@@ -80,9 +83,9 @@ def test_it_drafts_from_the_laws_that_training_sees(pair, draft, temperature):
     for done in rounds:
         if n := len(done.drafted):
             ids = [*text[:at], *done.drafted]
-            _, features = read(pair.target, ids, 1, watched_layers(LAYERS))
-            features[at - 1 :] = 1e3  # the target has not read the text's last token: this must not matter
-            for k, logits in enumerate(drafted_logits(draft, features, ids, n, steps=n)):
+            _, states = read(pair.target, ids, 1, watched_layers(LAYERS))
+            states[at - 1 :] = 1e3  # the target has not read the text's last token: this must not matter
+            for k, logits in enumerate(drafted_logits(draft, states, ids, n, steps=n)):
                 if temperature:
                     assert float(logits[0].softmax(-1)[done.drafted[k]]) == pytest.approx(done.q[k], abs=1e-6)
                 else:
@@ -158,3 +161,85 @@ def test_it_cannot_draft_alone(pair, model, draft):
         draft(torch.tensor([[1]]))
     with pytest.raises(sd.SpecdecError, match="runs as FastLlama"):
         sd.generate(Pair(model, pair.draft), PROMPTS[0])
+
+
+# -- made by distillation ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def job(tiny_folder, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("features")
+    prompts = folder / "prompts.jsonl"
+    prompts.write_text('{"prompt": "who are you?", "kind": "a"}\n{"prompt": "hello there.", "kind": "b"}\n')
+    return Job(
+        folder / "draft", str(tiny_folder("llama", seed=2)), kind="features", tokens=2 * 16 * 64, layers=1, width=16,
+        heads=2, shortlist=24, passes=12, batch=8, rate=0.05, max_new_tokens=12, rows=16, length=64, device="cpu",
+        dtype="float32", work=folder / "work", prompts=prompts, every=0,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def made(job):
+    return distill(job)
+
+
+def test_a_draft_is_made_and_drafts(job, made):
+    assert made["kind"] == "features" and made["recipe"]["steps"] == 3
+    curve = made["training"]["curve"]
+    assert curve[-1]["loss"] < curve[0]["loss"] - 0.1 and curve[0]["agreement"] < 0.1 < curve[-1]["agreement"]
+    pair = sd.load_pair(job.target, job.out)
+    assert type(pair.draft) is sd.FeatureDrafter
+    text = "tell me"
+    assert sd.generate(pair, text, 3, 20).tokens == sd.generate_plain(pair, text, 20).tokens
+    behind = ComposedDrafter([sd.PromptLookupDrafter(), pair.draft])
+    assert sd.generate(Pair(pair.target, behind, pair.tokenizer), text, 3, 20).tokens[0]
+
+
+def test_states_and_training_are_not_done_again(job, made, monkeypatch):
+    monkeypatch.setattr(features, "load_transformers", lambda *_: pytest.fail("the target read its text again"))
+    monkeypatch.setattr(features, "at_answers", lambda *_: pytest.fail("trained again"))
+    monkeypatch.setattr(recipe, "evaluate", lambda *_, **__: {})
+    assert distill(job)["files"] == made["files"]
+
+
+def test_a_torn_file_of_states_is_written_again(job, made):
+    shard = job.work / "text-00001.safetensors"
+    whole = features.file_of(shard).read_bytes()
+    features.file_of(shard).write_bytes(whole[: len(whole) // 2])
+    assert not features.is_there(shard, [1, 2]) and not features.is_there(
+        shard.with_name("text-00000.safetensors"), [1]
+    )
+    features.write_features(job.target, [shard], [1, 2], "cpu", "float32")
+    assert features.file_of(shard).read_bytes() == whole
+
+
+def test_agreement_by_position_is_that_of_free_drafts(job, made):
+    """Every start of a text drafted anew, as a decoder would."""
+    pair = sd.load_pair(job.target, job.out)
+    prompt, text = (
+        [5, 9, 17, 3],
+        sd.generate_plain(sd.load_pair(job.target, "lookup"), [5, 9, 17, 3], 16, eos=[]).tokens[0],
+    )
+    answer = Answer("x", "a", prompt, text, text)
+    model = load_transformers(job.out, "cpu")
+    told = evaluate_draft(pair.target, model, [answer])["by_position"]
+    tested, agreed = [0] * 8, [0] * 8
+    target = OneRow(open_session(pair.target))
+    drafting = pair.draft.start_on(target, 46)
+    for start in range(len(text)):
+        prefix = prompt + text[:start]
+        target.feed([prefix[target.lengths[0] : -1]], [0])
+        gamma = min(8, len(text) - start)
+        (draft,) = drafting.propose([prefix], [gamma], [Sampling()], [Random(0)])
+        for k, (token, right) in enumerate(zip(draft.tokens, text[start:], strict=False)):
+            tested[k] += 1
+            agreed[k] += token == right
+            if token != right:
+                break
+    expected = [round(a / t, 4) for a, t in zip(agreed, tested, strict=True) if t]
+    assert told == expected and len(expected) > 1
+
+
+def test_it_has_one_layer(job):
+    with pytest.raises(sd.SpecdecError, match="has one layer, not 2: use layers 1"):
+        replace(job, layers=2)
