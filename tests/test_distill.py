@@ -1,7 +1,9 @@
 """A draft from a tiny target: every step, interrupted and resumed, and the draft that comes out."""
 
+import dataclasses
 import json
 import logging
+import shutil
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from specdec_lib.distill.evaluate import Answer, draft_logits, evaluate_draft
 from specdec_lib.distill.folder import TextFolder
 from specdec_lib.distill.recipe import Job, distill
 from specdec_lib.distill.text import OPENERS, Turns, write_shard
+from specdec_lib.distill.tokenizer import OwnText, make_tokenizer
 from specdec_lib.distill.train import Text, answer_positions
 from specdec_lib.distill.unseen import rows_with, split
 from specdec_lib.drafters import NGramDrafter
@@ -188,6 +191,56 @@ def test_an_ngram_table(finished, job):
     ready = recipe.prepare(part)
     _, held_out, _ = recipe.read_text(ready, sorted(ready.text.path.glob("text-*")), Quiet())
     assert table.agreement(draft, held_out) == pytest.approx(best, abs=1e-4)
+
+
+def test_a_draft_with_a_tokenizer_of_its_own(finished, job, tmp_path):
+    whole, _, _ = finished
+    part = job(kind="tokenizer", shortlist=300, work=whole.work, target=whole.target, passes=1, every=0)
+
+    class Stops(Quiet):
+        def say(self, line):
+            super().say(line)
+            if sum(" tokens in " in said for said in self.lines) == 3:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        distill(part, Stops())
+    manifest = distill(part, Quiet())
+    assert manifest["kind"] == "tokenizer" and len(manifest["training"]["curve"]) > 3
+    shutil.rmtree(recipe.prepare(part).run)
+    again = distill(dataclasses.replace(part, out=tmp_path / "again", every=1e9), Quiet())
+    assert again["files"] == manifest["files"]
+
+    from transformers import LlamaForCausalLM
+
+    own, other = load_tokenizer(part.out), load_tokenizer(part.target)
+    assert len(own) == 300 and own.decode(own("A café, 12<eos>")["input_ids"]) == "A café, 12<eos>"
+    assert len(own("who are you")["input_ids"]) < len(other("who are you")["input_ids"])
+    assert (own.eos_token, own.chat_template) == (other.eos_token, other.chat_template)
+    assert type(load_transformers(part.out, "cpu")) is LlamaForCausalLM
+    with pytest.raises(SpecdecError, match=r"draft has another vocabulary.*'text'.*'shared'"):
+        sd.load_pair(part.target, part.out, device="cpu")
+    for how in ("text", "shared"):
+        pair = sd.load_pair(part.target, part.out, device="cpu", tokenizers=how)
+        out = sd.generate(pair, "who are you?", max_new_tokens=24)
+        assert out.stats.drafted > 0
+        assert out.tokens == sd.generate_plain(pair, "who are you?", max_new_tokens=24).tokens
+
+
+def test_a_text_in_other_tokens_has_the_next_token_as_its_label():
+    from tiny import tiny_tokenizer
+
+    other = tiny_tokenizer("llama")
+    own = make_tokenizer(["user ab assistant the cab"] * 2, 300, other)
+    text = Text.__new__(Text)
+    rows = ["user ab<eos>assistant the cab<eos>", "user x<eos>assistant xyz vwxzz"]
+    text.tokens = torch.tensor([other(row)["input_ids"] for row in rows])
+    found = OwnText(text, own, other)
+    lengths = [len(own(row)["input_ids"]) for row in rows]
+    assert len(found) == 2 and lengths[0] < found.tokens.shape[1] == round(sum(lengths) / 2) < lengths[1]
+    assert own.decode(found.tokens[0]).startswith(rows[0]) and rows[1].startswith(own.decode(found.tokens[1]))
+    labels = [own.decode(ids[here, 0]) for ids, here in zip(found.ids, found.answering, strict=True)]
+    assert labels[0] == " the cab<eos>" and " xyz vwxzz".startswith(labels[1]) and len(labels[1]) > 5
 
 
 def test_the_command(job, tmp_path, prompts):
@@ -403,8 +456,6 @@ def test_decoding_with_the_draft_is_greedily_identical(finished):
 
 
 def test_a_draft_of_another_target_is_refused_and_a_damaged_one(finished, tmp_path):
-    import shutil
-
     job, manifest, _ = finished
     with pytest.raises(SpecdecError, match=f"{manifest['target_hash'][:12]}.*{'f' * 12}"):
         on_disk.load_draft(job.out, "f" * 64)
@@ -456,13 +507,14 @@ def test_a_hub_id_is_the_folder_that_the_hub_brings(tiny_folder, monkeypatch):
 
 
 def test_packaged_drafts_are_whole():
-    sizes = {"model": 0, "ngram": 0}
+    largest = {"model": 16_000_000, "features": 16_000_000, "tokenizer": 4_000_000, "ngram": 8_000_000}
+    total = 0
     for name, folder in on_disk.packaged_drafts().items():
         assert on_disk.load_draft(folder, device="cpu"), name
         manifest = on_disk.read_manifest(folder)
-        assert manifest["bytes"] <= {"model": 16_000_000, "ngram": 8_000_000}[manifest["kind"]], name
-        sizes[manifest["kind"]] += manifest["bytes"]
-    assert sizes["model"] <= 40_000_000  # what a checkout may weigh
+        assert manifest["bytes"] <= largest[manifest["kind"]], name
+        total += manifest["bytes"]
+    assert total <= 40_000_000  # what a checkout may weigh
 
 
 # -- measurement ----------------------------------------------------------------------------------------
@@ -476,6 +528,18 @@ def test_a_target_agrees_with_itself(tiny_folder):
     result = evaluate_draft(target, target, [Answer("1", "x", prompt, greedy, greedy)])
     assert result["agreement"] == 1 and result["overlap"] == pytest.approx(1, abs=1e-4)
     assert result["by_position"] == [1.0] * 8
+
+
+def test_a_draft_in_other_tokens_is_scored_in_the_targets(tiny_folder):
+    """With one tokenizer on both sides it is scored as it is, but for what is no whole character."""
+    tokenizer = load_tokenizer(tiny_folder("llama"))
+    draft = FastLlama(load_transformers(tiny_folder("llama", seed=1), device="cpu"))
+    shared = sd.SharedVocabularyDrafter(draft, tokenizer, tokenizer)
+    ids = tokenizer("who are you? hello there.")["input_ids"]
+    found, expected = (draft_logits(d, ids, last=6, vocabulary=46) for d in (shared, draft))
+    known = found.isfinite()
+    assert known.sum() == 6 * shared.shared
+    torch.testing.assert_close(found[known], expected[known], rtol=1e-4, atol=1e-4)
 
 
 def test_teacher_forcing_by_hand():
@@ -516,6 +580,7 @@ def test_pruning_changes_no_proposal():
         ({"device": "tpu9"}, "unknown device"),
         ({"target": "/no/such/folder"}, "no model folder"),
         ({"kind": "magic"}, "unknown kind of draft"),
+        ({"kind": "tokenizer", "shortlist": 40}, "has at least 259 tokens"),
         ({"tokens": 0}, "tokens must be a whole number above 0"),
         ({"layers": 1.5}, "layers must be a whole number"),
         ({"budget": -1}, "budget must be a number above 0"),

@@ -14,7 +14,9 @@ import specdec_lib as sd
 from specdec_lib.drafters import Sampling
 from specdec_lib.drafters.other_tokenizer import Bridge, contents, decode, difference, encode
 from specdec_lib.lengths import Confidence
+from specdec_lib.load import default_draft
 from specdec_lib.models import load_model, load_tokenizer, load_transformers
+from specdec_lib.models.drafts import packaged_drafts
 from specdec_lib.models.pair import fast
 
 sys.path.insert(0, str(Path(__file__).parent / "cases"))
@@ -297,6 +299,26 @@ def test_a_small_tokenizer_of_ones_own_drafts_for_the_packaged_target(packaged_f
     out = sd.generate(sd.Pair(pair.target, drafting, pair.tokenizer), prompt, max_new_tokens=24, eos=[])
     assert out.tokens == plain.tokens
     assert out.stats.kept > 12
+
+
+@pytest.mark.parametrize("how", ["text", "shared"])
+def test_the_packaged_draft_of_another_tokenizer(how):
+    pair = sd.load_pair(draft="own-tokenizer", device="cpu", tokenizers=how)
+    prompts = ["Name three fruits.", "What is the capital of France? 12 + 30 = ?"]
+    out = sd.generate(pair, prompts, gamma=3, max_new_tokens=24)
+    assert out.tokens == sd.generate_plain(pair, prompts, max_new_tokens=24).tokens
+    assert 0 < out.stats.kept < out.stats.drafted
+    sampled = sd.generate(pair, prompts[0], gamma=3, max_new_tokens=24, temperature=1.0)
+    assert sampled.stats.drafted > 0 and not hasattr(pair.draft, "config")
+
+
+def test_the_packaged_draft_of_another_tokenizer_is_never_taken_unasked():
+    with pytest.raises(sd.SpecdecError, match=r"^own-tokenizer has another vocabulary.*tokenizers='text'"):
+        sd.load_pair(draft="own-tokenizer", device="cpu")
+    assert "own-tokenizer" in packaged_drafts() and "own-tokenizer" not in packaged_drafts("model", "ngram")
+    assert "own-tokenizer" not in default_draft("packaged").split("+")
+    both = sd.load_pair(draft="lookup+own-tokenizer", device="cpu", tokenizers="shared")
+    assert isinstance(both.draft, sd.ComposedDrafter)
 
 
 # -- padding, and tokenizers that differ in content --------------------------------------------------------

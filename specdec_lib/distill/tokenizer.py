@@ -80,7 +80,10 @@ class OwnText(Text):
         self.tokens = torch.full((len(rows), length), tokenizer.eos_token_id)
         for own, row in zip(self.tokens, rows, strict=True):
             own[: len(row)] = torch.tensor(row[:length])
-        self.answering = answer_positions(self.tokens, turns.header, turns.ends)
+        header = list(turns.header)
+        while header and not decode(tokenizer, header[-1:]).strip():
+            header.pop()  # a space or newline at its end may be one token with what follows
+        self.answering = answer_positions(self.tokens, header, turns.ends)
         for answering, row in zip(self.answering, rows, strict=True):
             answering[min(len(row), length) - 1 :] = False  # what follows the last token is not known
         self.ids = self.tokens.roll(-1, 1)[..., None]
