@@ -19,6 +19,7 @@ from .errors import SpecdecError
 from .lengths import Constant, Lengths, as_lengths, check_gamma
 from .models.pair import Pair, context_length, end_tokens, is_encoder_decoder, start_marker, vocabulary_size
 from .models.seq2seq import DecoderView, start_token
+from .models.session import device_of
 from .processing import NoEndBefore, as_processors
 from .results import Generation, Round, Stats, summarise
 from .rounds import GREEDY, Call, Row, decode_together
@@ -191,7 +192,7 @@ def _run(
     if drafts > 1 and is_encoder_decoder(pair.target):
         raise SpecdecError("drafts cannot be used with an encoder-decoder: leave it out")
     ends = end_tokens(pair) if eos is None else _checked_ends(eos, vocabulary_size(pair.target))
-    stopping = Stopping.of(pair.tokenizer, ends, stop, criteria, pair.target.device)
+    stopping = Stopping.of(pair.tokenizer, ends, stop, criteria, device_of(pair.target))
     asked = as_processors(processors)
     if is_encoder_decoder(pair.target):
         view = partial(DecoderView, marker=start_marker(pair.target), start=start_token(pair.target))

@@ -25,7 +25,7 @@ import torch
 from ..errors import SpecdecError
 from .batch import Columns, last_of, padded
 from .pair import start_marker, vocabulary_size
-from .session import _check_rollback, cache_keyword, class_name, uncompiled
+from .session import _check_rollback, cache_keyword, class_name, device_of, uncompiled
 
 
 def start_token(model: Any) -> int:
@@ -57,7 +57,7 @@ class EncoderDecoderSession:
         self.marker = start_marker(model)
         self.start_token = start_token(model)
         self._keyword = cache_keyword(uncompiled(model).forward) or "past_key_values"
-        self._source = torch.empty(batch, 0, dtype=torch.long, device=model.device)
+        self._source = torch.empty(batch, 0, dtype=torch.long, device=device_of(model))
         self._encode()
 
     def _encode(self) -> None:
@@ -71,7 +71,7 @@ class EncoderDecoderSession:
 
     @property
     def device(self) -> torch.device:
-        return self.model.device
+        return device_of(self.model)
 
     @torch.inference_mode()
     def feed(self, ids: torch.Tensor, last: int = 1) -> torch.Tensor:
@@ -133,7 +133,7 @@ class EncoderDecoderBatch:
         self._keyword = cache_keyword(uncompiled(model).forward) or "past_key_values"
         self._sources: list[list[int]] = [[] for _ in range(rows)]
         self._encoded: torch.Tensor | None = None  # [batch, longest source, width], None when sources have changed
-        self._real = torch.empty(rows, 0, dtype=torch.long, device=model.device)  # the mask of the sources
+        self._real = torch.empty(rows, 0, dtype=torch.long, device=device_of(model))  # the mask of the sources
 
     @property
     def lengths(self) -> list[int]:
@@ -141,7 +141,7 @@ class EncoderDecoderBatch:
 
     @property
     def device(self) -> torch.device:
-        return self.model.device
+        return device_of(self.model)
 
     @torch.inference_mode()
     def feed(self, rows: Sequence[list[int]], last: Sequence[int]) -> list[torch.Tensor]:

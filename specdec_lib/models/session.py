@@ -116,6 +116,12 @@ def uncompiled(model: Any) -> Any:
     return getattr(model, "_orig_mod", model)
 
 
+def device_of(model: Any) -> torch.device:
+    """Where a model is given its ids; where accelerate keeps its first weights on disk, their device is no place."""
+    device = model.device
+    return torch.device(model._hf_hook.execution_device) if device.type == "meta" else device
+
+
 def class_name(model: Any) -> str:
     """What to call a model in an error."""
     return type(uncompiled(model)).__name__
@@ -142,7 +148,7 @@ class TransformersSession:
 
     @property
     def device(self) -> torch.device:
-        return self.model.device
+        return device_of(self.model)
 
     @torch.inference_mode()
     def feed(self, ids: torch.Tensor, last: int = 1) -> torch.Tensor:
