@@ -101,9 +101,9 @@ def draft_logits(draft: Any, ids: Sequence[int], last: int, vocabulary: int) -> 
     of a draft with other tokens, all on token 0 where it cannot say anything.
     """
     if isinstance(draft, SharedVocabularyDrafter):
-        session = draft.start(vocabulary)
+        shared = draft.start(vocabulary)
         nothing = torch.full((vocabulary,), -torch.inf).index_fill(0, torch.tensor([0]), 0)
-        found = [session.logits(list(ids[:end])) for end in range(len(ids) - last + 1, len(ids) + 1)]
+        found = [shared.logits(list(ids[:end])) for end in range(len(ids) - last + 1, len(ids) + 1)]
         return torch.stack([nothing if logits is None else logits.float().cpu() for logits in found])
     if isinstance(draft, NGramDrafter):
         reach = max(draft.order - 1, 1)

@@ -71,7 +71,7 @@ def write_features(
         tick: called with the share that is done.
     """
     missing = [shard for shard in shards if not is_there(shard, watched)]
-    model = load_transformers(target, device, dtype) if missing else None
+    model: Any = load_transformers(target, device, dtype) if missing else None
     for number, shard in enumerate(missing):
         parts = []
         rows = load_file(shard)["tokens"].long().split(BATCH)
@@ -125,7 +125,8 @@ def unrolled(model: FeatureDraft, features: torch.Tensor, tokens: torch.Tensor, 
         when the target had read the tokens up to `t`.
     """
     layer, config = model.model.layers[0], model.config
-    heads, dim = config.num_attention_heads, config.head_dim
+    heads = config.num_attention_heads
+    dim = config.hidden_size // heads
     batch, n = features.shape[:2]
     cos, sin = model.model.rotary_emb(model.read.weight, torch.arange(n + steps, device=features.device)[None])
 

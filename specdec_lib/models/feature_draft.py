@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from ..errors import SpecdecError
@@ -44,7 +45,10 @@ class FeatureDraftConfig(ShortlistLlamaConfig):
 class FeatureDraft(ShortlistLlamaForCausalLM):
     """The weights: a shortlist Llama of one layer, and what joins the target's states with tokens before it."""
 
-    config_class = FeatureDraftConfig
+    config_class: Any = FeatureDraftConfig
+    norms: torch.nn.ModuleList
+    token_norm: torch.nn.RMSNorm
+    state_norm: torch.nn.RMSNorm
 
     def __init__(self, config: FeatureDraftConfig):
         super().__init__(config)
@@ -77,20 +81,19 @@ class FastFeatureDraft(FastLlama):
 
     def __init__(self, model: FeatureDraft):
         super().__init__(model)
-        self.recorder = None
-        self.norms = [(norm.weight.detach(), norm.eps) for norm in model.norms]
+        self.recorder = None  # its passes are not the ones that are recorded
+        self.entry_of = model.token_index
+        self.norms = [norm.weight.detach() for norm in model.norms]
         self.read, self.join = (PackedLinear(part.weight.detach()) for part in (model.read, model.join))
-        self.state_norm, entries = model.state_norm, model.token_norm(self.embedding)
-        self.entries = entries.detach()
+        self.state_norm = model.state_norm.weight.detach()
+        gain = model.token_norm.weight.detach()
+        self.entries = F.rms_norm(self.embedding, gain.shape, gain, self.eps)
 
     @torch.inference_mode()
     def states(self, features: torch.Tensor) -> torch.Tensor:
         """As `FeatureDraft.states`."""
         features = features.to(self.entries.dtype)
-        parts = [
-            torch.nn.functional.rms_norm(features[..., k, :], weight.shape, weight, eps)
-            for k, (weight, eps) in enumerate(self.norms)
-        ]
+        parts = [F.rms_norm(features[..., k, :], norm.shape, norm, self.eps) for k, norm in enumerate(self.norms)]
         return self.read(torch.cat(parts, -1))
 
     @torch.inference_mode()
@@ -98,8 +101,9 @@ class FastFeatureDraft(FastLlama):
         self, states: torch.Tensor, tokens: torch.Tensor, cache: Any, starts: torch.Tensor | None = None
     ) -> torch.Tensor:
         """The draft's states `[batch, n, width]` after reading `tokens` [batch, n], each after one of `states`."""
-        entries = self.entries[self.token_index[tokens]]
-        return self.through(self.join(torch.cat([self.state_norm(states), entries], -1)), cache, starts=starts)
+        states = F.rms_norm(states, self.state_norm.shape, self.state_norm, self.eps)
+        entries = self.entries[self.entry_of[tokens]]
+        return self.through(self.join(torch.cat([states, entries], -1)), cache, starts=starts)
 
 
 AutoConfig.register(FeatureDraftConfig.model_type, FeatureDraftConfig)
