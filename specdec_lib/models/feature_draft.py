@@ -83,7 +83,7 @@ class FastFeatureDraft(FastLlama):
         super().__init__(model)
         self.recorder = None  # its passes are not the ones that are recorded
         self.entry_of = model.token_index
-        self.norms = [norm.weight.detach() for norm in model.norms]
+        self.norms = [norm.get_parameter("weight").detach() for norm in model.norms]
         self.read, self.join = (PackedLinear(part.weight.detach()) for part in (model.read, model.join))
         self.state_norm = model.state_norm.weight.detach()
         gain = model.token_norm.weight.detach()
