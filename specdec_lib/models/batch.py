@@ -33,7 +33,7 @@ class Batch(Protocol):
         ...
 
     def keep(self, rows: list[int]) -> None:
-        """Go on with these rows only."""
+        """Go on with these rows only, in this order; a row may come more than once."""
         ...
 
 
