@@ -189,8 +189,6 @@ def _run(
         raise SpecdecError("on_text needs a tokenizer: set Pair(tokenizer=...), or use on_round")
     if batch_size > 1 and getattr(drafter, "one_text", False):
         raise SpecdecError(f"{type(drafter).__name__} drafts for one text at a time: leave out batch_size")
-    if drafts > 1 and is_encoder_decoder(pair.target):
-        raise SpecdecError("drafts cannot be used with an encoder-decoder: leave it out")
     ends = end_tokens(pair) if eos is None else _checked_ends(eos, vocabulary_size(pair.target))
     stopping = Stopping.of(pair.tokenizer, ends, stop, criteria, device_of(pair.target))
     asked = as_processors(processors)

@@ -270,13 +270,6 @@ def test_what_several_drafts_cannot_be_combined_with(options, draft, message, pa
         sd.generate(pair, PROMPT, max_new_tokens=4, **{"temperature": 1.0, "drafts": 2} | options)
 
 
-def test_an_encoder_decoder_is_refused(tiny_folder):
-    folder = tiny_folder("t5")
-    model = load_model(folder, device="cpu")
-    with pytest.raises(sd.SpecdecError, match="drafts cannot be used with an encoder-decoder"):
-        sd.generate(sd.Pair(model, model), PROMPT, max_new_tokens=4, temperature=1.0, drafts=2)
-
-
 def test_lookup_before_a_model_goes_together_with_several_drafts(pairs):
     """Where lookup has a draft all are equal, and exact as point masses; elsewhere the model draws each."""
     pair = pairs()

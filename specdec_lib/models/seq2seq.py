@@ -124,7 +124,7 @@ class EncoderDecoderBatch:
         if model.config.model_type not in RELATIVE:
             raise SpecdecError(
                 f"{class_name(model)} cannot decode rows of different length together (only {', '.join(RELATIVE)} can, "
-                "of encoder-decoders): leave out batch_size"
+                "of encoder-decoders): leave out batch_size or drafts"
             )
         self.model = model
         self.marker, self.start_token = start_marker(model), start_token(model)

@@ -125,3 +125,14 @@ def test_the_greedy_text_of_low_precision_is_that_of_transformers(dtype, kind, t
         assert found is None or found.tie
         same += len(theirs) if found is None else found.position
     assert same > 20
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "gemma2"])
+def test_a_model_that_asks_for_a_static_cache(kind, tiny_folder):
+    """https://github.com/huggingface/transformers/issues/30312 - another cache, another text."""
+    model = load_transformers(tiny_folder(kind), "cpu", "float64")
+    plain = sd.generate_plain(sd.Pair(model), PROMPT, max_new_tokens=20, eos=[]).tokens[0]
+    model.generation_config.cache_implementation = "static"
+    theirs = model.generate(torch.tensor([PROMPT]), max_new_tokens=20, do_sample=False, eos_token_id=None)
+    pair = sd.Pair(model, load_transformers(tiny_folder(kind, seed=1), "cpu", "float64"))
+    assert sd.generate(pair, PROMPT, max_new_tokens=20, eos=[]).tokens[0] == theirs[0, len(PROMPT) :].tolist() == plain

@@ -117,6 +117,14 @@ def test_the_law_of_two_rows_together(three_tokens):
     assert total_variation(one, other) > 0.01
 
 
+def test_the_law_of_several_drafts(three_tokens):
+    """https://github.com/foundation-model-stack/fms-extras/issues/12 - several candidates compared to one sample."""
+    options = {"temperature": 1.0, "eos": [], "max_new_tokens": 2, "gamma": 2, "drafts": 2}
+    rules = [RepetitionPenaltyLogitsProcessor(1.7)]
+    found = law_of(lambda: tuple(sd.generate(three_tokens, [1, 2], processors=rules, **options).tokens[0]))
+    assert total_variation(found, slow_law(three_tokens.target, [1, 2], 2, processors=rules)) < 1e-12
+
+
 @pytest.mark.parametrize("name", ["MT5", "UMT5"])
 def test_other_models_of_relative_positions(name):
     """https://github.com/feifeibear/LLMSpeculativeSampling/issues/24 - batches refused."""
