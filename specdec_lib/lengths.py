@@ -152,14 +152,14 @@ class Fastest:
 
 
 class _FastestSchedule:
-    RECENT = 31  # timings that a median is taken over
+    RECENT = 31  # timings that are looked at
     PATIENCE = 12  # rounds without a draft before one is tried again
 
     def __init__(self, first: int, longest: int):
         self.first, self.longest = first, longest
         self.kept, self.offered = Shares(longest, first=0.6), Shares(longest, first=1.0)
         self.passes: dict[int, deque[float]] = {}
-        self.drafts: deque[float] = deque(maxlen=self.RECENT)
+        self.drafts: deque[tuple[float, int]] = deque(maxlen=self.RECENT)
         self.asked: dict[int, int] = {}
         self.rows: set[int] = set()
         self.alone = 0
@@ -171,8 +171,9 @@ class _FastestSchedule:
     def length(self) -> int:
         if not self.drafts or not any(self.passes.values()):
             return self.first
-        seconds = median(self.drafts), pass_seconds(self.passes)
-        best = best_length(self.kept.estimates(), self.offered.estimates(), *seconds)
+        seconds, tokens = map(sum, zip(*self.drafts, strict=True))
+        draft_seconds = seconds / tokens  # of copies and drafts of a model alike, so no median
+        best = best_length(self.kept.estimates(), self.offered.estimates(), draft_seconds, pass_seconds(self.passes))
         return best if best or self.alone < self.PATIENCE else 1
 
     def update(self, done: Round) -> None:
@@ -186,7 +187,7 @@ class _FastestSchedule:
         else:
             self.passes[n].append(done.seconds - done.draft_seconds)
         if done.drafted and done.row in self.rows:  # the first draft of a row also reads the prompt
-            self.drafts.append(done.draft_seconds / len(done.drafted))
+            self.drafts.append((done.draft_seconds, len(done.drafted)))
         self.rows.add(done.row)
         self.alone = 0 if done.drafted else self.alone + 1
 

@@ -1,12 +1,15 @@
 """Draft lengths: each rule does what it says, learns nothing across calls, and the controller comes near the best."""
 
+import json
 import random
+from pathlib import Path
 from statistics import mean
 
 import pytest
 
 import specdec_lib as sd
-from specdec_lib.lengths import Confidence, Constant, Fastest, Heuristic, as_lengths, best_length, pass_seconds
+from specdec_lib.bench.replay import Met, meet, replay
+from specdec_lib.lengths import Confidence, Constant, Fastest, Heuristic, Shares, as_lengths, best_length, pass_seconds
 from specdec_lib.models import load_model, load_transformers
 from specdec_lib.results import Round
 
@@ -92,6 +95,64 @@ def test_the_controller_comes_near_the_best_constant(regime):
     assert worst < 0.7 * simulate(Fastest(), 0.4, 0.3, COSTS[regime], 0)  # there was something to lose
 
 
+TWO_CORES = {"small": 0.025, "medium": 0.045, "lookup": 0.0}  # a draft token over a target pass, rounded
+
+
+def met():
+    """What packaged drafts met on twelve texts of the packaged target, two of each kind of prompt, at T = 0 and 1.
+
+    Of each text three rows in base 13, as in `Met`.  At T = 1 a token of the text counts as kept with the chance that
+    it was drafted, given that it was written: `min(1, q / p)`, one draw for each.
+    """
+    for name, texts in json.loads((Path(__file__).parent / "met.json").read_text()).items():
+        rows = ([[int(c, 13) for c in row] for row in text] for text in texts)
+        yield name, [Met(offered, kept, list(map(bool, by_model))) for offered, kept, by_model in rows]
+
+
+@pytest.mark.parametrize(("rise", "factor"), [(0.02, 1), (0.1, 2)], ids=["flat", "steep"])
+@pytest.mark.parametrize("name", [name for name, _ in met()])
+def test_the_controller_is_within_three_percent_of_the_best_constant(name, rise, factor):
+    """In replay, where the machine adds no noise; the drafts copy, draft by a model, or do both by turns."""
+    texts = dict(met())[name]
+    draft = factor * TWO_CORES[name.split()[0].split("+")[-1]]
+    speed = lambda rule: replay(rule, texts, draft, lambda n: 1 + rise * (n - 1))[0]  # noqa: E731
+    constants = [1.0, *(speed(Constant(g)) for g in range(1, 13))]
+    assert speed(Fastest()) >= 0.97 * max(constants)
+    assert min(constants) < 0.97 * max(constants)  # there was something to lose
+
+
+def test_one_alpha_cannot_describe_copies_and_a_model():
+    """What the controller used to do: equal chances at all positions. It copies too little, and loses 5 % by that."""
+    texts = dict(met())["lookup+small 0"]
+
+    class OneAlpha(type(Fastest().start())):
+        def __init__(self):
+            super().__init__(4, 12)
+            estimates = self.kept.estimates
+            self.kept.estimates = lambda: [sum(self.kept.successes) / max(sum(self.kept.tries), 1)] * len(estimates())
+            self.offered.estimates = lambda: [1.0] * len(estimates())
+
+    class Rule:
+        start = OneAlpha
+
+    pass_cost = lambda n: 1 + 0.02 * (n - 1)  # noqa: E731
+    before, now = (replay(rule, texts, 0.025, pass_cost)[0] for rule in (Rule(), Fastest()))
+    assert before < 0.97 * now
+
+
+def test_what_a_drafter_meets_is_what_decoding_does(tiny_folder):
+    target = load_model(tiny_folder("llama"), device="cpu")
+    draft = load_model(tiny_folder("llama", seed=1), device="cpu")
+    text = sd.generate_plain(sd.Pair(target), PROMPT, max_new_tokens=40, eos=[]).tokens[0]
+    lookup = sd.PromptLookupDrafter()
+    for drafter in (draft, lookup, sd.ComposedDrafter([lookup, sd.ModelDrafter(draft)], [None, 2])):
+        found = meet(drafter, 46, PROMPT, text, longest=5)
+        for gamma in (1, 3, 5):
+            out = sd.generate(sd.Pair(target, drafter), PROMPT, gamma, max_new_tokens=40, eos=[])
+            _, rounds = replay(Constant(gamma), [found], 0.1, lambda n: 1.0)
+            assert [(len(r.drafted), r.accepted) for r in rounds] == [(len(r.drafted), r.accepted) for r in out.trace]
+
+
 def test_where_no_draft_pays_the_target_decodes_alone_and_tries_again():
     schedule = Fastest().start()
     lengths = []
@@ -111,7 +172,20 @@ def test_the_estimate_of_a_pass_is_a_line_through_what_was_timed():
     line = pass_seconds({n: [1 + 0.1 * n] * 5 for n in (1, 2, 5, 9)})
     assert [line(n) for n in (1, 4, 12)] == pytest.approx([1.1, 1.4, 2.2])
     assert pass_seconds({1: [2.0] * 9, 5: [1.0] * 9, 6: []})(40) > 0  # a falling line is noise
-    assert best_length(0.0, 0.1, lambda n: 1.0, 12) == 0 and best_length(1.0, 0.1, lambda n: 1.0, 12) == 12
+    for kept, best in ((0.0, 0), (1.0, 12)):
+        assert best_length([kept] * 12, [1.0] * 12, 0.1, lambda n: 1.0) == best
+    # a model of two tokens, else long copies: it pays to ask for many, since few are drafted
+    kept, offered = [0.3, 0.3, *[0.9] * 10], [1.0, 1.0, *[0.1] * 10]
+    assert best_length(kept, offered, 0.025, lambda n: 1 + 0.02 * n) == 12
+    assert best_length(kept, [1.0] * 12, 0.025, lambda n: 1 + 0.02 * n) < 12
+
+
+def test_chances_by_position():
+    shares = Shares(3, first=0.6)
+    for _ in range(2000):
+        shares.see(successes=1, tries=2)
+    first, second, third = shares.estimates()
+    assert first > 0.95 and second < 0.1 and third == second  # nothing is known of the third but what precedes it
 
 
 @pytest.mark.parametrize(
