@@ -102,11 +102,11 @@ def new_cache(model: Any) -> Any:
 
     cache = DynamicCache(config=model.config)
     cache.layers = [DynamicLayer() if type(x) is DynamicSlidingWindowLayer else x for x in cache.layers]
-    # what is left of windows belongs to layers that keep a recurrent state beside it
-    if any(getattr(x, "is_sliding", False) or not getattr(x, "is_croppable", True) for x in cache.layers):
+    # a dummy has the keys and values of another layer
+    if any(type(x).__name__ not in ("DynamicLayer", "DummyLayer") for x in cache.layers):
         raise SpecdecError(
-            f"{class_name(model)} keeps a recurrent state, which cannot be rolled back here: "
-            "use a model of attention layers only"
+            f"{class_name(model)} keeps more than keys and values, such as a recurrent state, which cannot be rolled "
+            "back here: use a model of full or sliding attention"
         )
     return cache
 

@@ -30,9 +30,17 @@ def falcon_h1():
     return transformers.FalconH1ForCausalLM(transformers.FalconH1Config(**SMALL, **state))
 
 
+def deepseek():
+    ranks = {"q_lora_rank": 16, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8}
+    index = {"index_topk": 4, "index_n_heads": 2, "index_head_dim": 8, "mlp_layer_types": ["dense", "dense"]}
+    shape = SMALL | {"num_key_value_heads": 4, "head_dim": 4}
+    return transformers.DeepseekV32ForCausalLM(transformers.DeepseekV32Config(**shape, **ranks, **index))
+
+
 STATEFUL = {
     "https://github.com/huggingface/transformers/issues/49036 - a recurrent state": mamba,
     "https://github.com/vllm-project/vllm/issues/39273 - a recurrent state beside attention": falcon_h1,
+    "https://github.com/meta-pytorch/gpt-fast/issues/209 - an index of what attention looks at": deepseek,
 }
 
 
