@@ -209,8 +209,8 @@ def show_setting(result: dict[str, Any], console: Console) -> None:
 def sweep_table(results: list[dict[str, Any]]) -> Table:
     """A line for each draft, length and temperature, the fastest first."""
     rows = [(result["setting"], run) for result in results for run in result["runs"]]
-    heads = ("draft", "gamma", "temperature", "times as fast", "all terms", "vs assisted", "alpha", "c")
-    made = table("\nOurs drafted : transformers plain, and what it is made of", *heads)
+    heads = ("draft", "gamma", "T", "measured", "all terms", "vs assisted", "alpha", "c")
+    made = table("\nTimes as fast as transformers plain, and what it is made of", *heads)
     for asked, run in sorted(rows, key=lambda row: (row[1]["temperature"], -row[1]["speedup"])):
         made.add_row(
             asked["draft"],

@@ -18,7 +18,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..decode import check_lengths
 from ..drafters import Sampling
 from ..errors import SpecdecError
 from ..load import check_tokenizers
@@ -28,6 +27,7 @@ from ..report.reproduce import ROOT, digest, state_of
 from .costs import footprint
 from .packed import load_contest
 from .prompts import Prompt, load_prompts
+from .speed import check_room
 from .summary import measure
 
 BUSY = 0.2  # the share of the CPU that others may use before a note says so
@@ -58,7 +58,7 @@ class Setting:
 
     def check(self) -> None:
         """Refuse what can be seen to be wrong before anything is loaded."""
-        check_lengths(self.gamma, self.max_new_tokens)
+        check_room(self.gamma, self.max_new_tokens)
         for t in self.temperatures:
             Sampling(t)
         check_tokenizers(self.tokenizers)
@@ -167,7 +167,8 @@ def sweep(
             say(f"{name}: failed: {found}")
             continue
         done[setting] = found | {"depends_on": keys[setting]}
-        say(f"{name}: {found['speedup']:.2f} times ({len(done)} of {len(settings)} settings)")
+        fast = f"{found['speedup']:.2f} times as fast at temperature {found['temperature']:g}"
+        say(f"{name}: {fast} ({len(done)} of {len(settings)} settings)")
         if file is not None:
             entries = [done[s] for s in settings if s in done]
             write_text(file, json_text({"settings": entries, "environment": environment()}))

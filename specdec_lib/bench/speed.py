@@ -100,13 +100,8 @@ def race(
     Raises:
         SpecdecError: for what cannot be used, before any decoding.
     """
-    check_lengths(gamma, max_new_tokens)
+    check_room(gamma, max_new_tokens)
     Sampling(temperature)
-    if max_new_tokens <= gamma:
-        raise SpecdecError(
-            f"max_new_tokens is {max_new_tokens} and gamma {gamma}, so no round could draft {gamma} tokens: "
-            "ask for more new tokens or a shorter draft"
-        )
     if not prompts:
         raise SpecdecError("no prompt to measure on: give at least one")
     limit = context_length(contest.pair.target)
@@ -118,6 +113,16 @@ def race(
                 f"context of {limit}: leave it out or lower max_new_tokens"
             )
     return _race(contest, encoded, gamma, max_new_tokens, temperature, seed, also)
+
+
+def check_room(gamma: int, max_new_tokens: int) -> None:
+    """Refuse texts so short that no round could draft `gamma` tokens."""
+    check_lengths(gamma, max_new_tokens)
+    if max_new_tokens <= gamma:
+        raise SpecdecError(
+            f"max_new_tokens is {max_new_tokens} and gamma {gamma}, so no round could draft {gamma} tokens: "
+            "ask for more new tokens or a shorter draft"
+        )
 
 
 def _race(
