@@ -115,8 +115,13 @@ def own_tokenizer(name: str, source: str | os.PathLike, target_tokenizer: Callab
 
 
 def default_draft(target: str | os.PathLike) -> str:
-    """The fastest draft by measurement for the packaged target, `"lookup"` for any other."""
-    return (fastest(packaged_drafts()) if str(target) == PACKAGED else None) or LOOKUP
+    """The fastest draft by measurement for the packaged target, `"lookup"` for any other.
+
+    Drafts of other tokens stand aside: they are for who asks for `tokenizers`.
+    """
+    if str(target) != PACKAGED:
+        return LOOKUP
+    return fastest({n: folder for n, folder in packaged_drafts().items() if not has_own_tokenizer(folder)}) or LOOKUP
 
 
 def fastest(drafts: dict[str, Path]) -> str | None:
