@@ -21,7 +21,7 @@ def distill(
     layers: Annotated[int | None, typer.Option(help="Of the draft (default: 2; of kind 'features' 1).")] = None,
     width: Annotated[int, typer.Option(help="Of the draft.")] = 256,
     heads: Annotated[int, typer.Option(help="Of the draft.")] = 4,
-    shortlist: Annotated[int, typer.Option(help="How many tokens it can propose.")] = 8192,
+    shortlist: Annotated[int, typer.Option(help="How many tokens it can propose, or its own tokenizer has.")] = 8192,
     passes: Annotated[float, typer.Option(help="Over the text.")] = 10.0,
     batch: Annotated[int, typer.Option(help="Rows a step.")] = 8,
     rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 5e-3,
