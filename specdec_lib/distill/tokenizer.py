@@ -3,7 +3,8 @@
 Where a target has no small relative of the same tokens, a small model of any tokens can draft for it
 (`drafters/other_tokenizer.py`).  A few thousand tokens made from the target's own text make the smallest table; the
 draft is an ordinary Llama over them.  The target's probabilities are of its own tokens and no help here: the draft
-learns from the text alone, each next token being a label that is certain.
+learns from the text alone, each next token being a label that is certain.  So `train` minimises `- log q(x)` of that
+token, and in its last part `1 - q(x)`.
 """
 
 from __future__ import annotations
