@@ -41,7 +41,7 @@ def check_several(drafter: Drafter, sampling: Sampling, rule: Verifier, batch_si
         raise SpecdecError(f"several drafts have a rule of their own, not {rule.name!r}: leave out verifier or drafts")
     if batch_size != 1:
         raise SpecdecError("several drafts of one text are a batch already: leave out batch_size or drafts")
-    if reads_target(drafter):
+    if getattr(drafter, "one_text", False):
         raise SpecdecError(f"{name} drafts in the target's own session, one chain at a time: leave out drafts")
     if getattr(drafter, "certain", False):
         raise SpecdecError(f"{name} leaves nothing to chance, all its drafts are the same one: leave out drafts")
@@ -54,10 +54,13 @@ def decode_several(call: Call, row: Row, drafts: int) -> Iterator[Round]:
     assert call.drafter is not None
     start = perf_counter()
     batch = open_batch(call.target, 1, len(row.prefix) + row.remaining)
-    drafting = start_rows(call.drafter, drafts, vocabulary_size(call.target))
+    shared = reads_target(call.drafter)  # such a drafter starts with the target, and its row is repeated with it
+    drafting = start_rows(call.drafter, 1 if shared else drafts, vocabulary_size(call.target), batch)
     if len(row.prefix) > 1:
         batch.feed([row.prefix[:-1]], [0])
     batch.keep([0] * drafts)
+    if shared:
+        drafting.keep([0] * drafts)
     row.read_seconds = perf_counter() - start
     while row.remaining:
         start = perf_counter()
