@@ -9,7 +9,7 @@ from tiny import tiny_feature_draft
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import specdec_lib as sd
-from specdec_lib.distill import features, recipe
+from specdec_lib.distill import features, needs, recipe
 from specdec_lib.distill.evaluate import Answer, evaluate_draft, read
 from specdec_lib.distill.features import drafted_logits, watched_layers
 from specdec_lib.distill.recipe import Job, distill
@@ -238,6 +238,17 @@ def test_agreement_by_position_is_that_of_free_drafts(job, made):
                 break
     expected = [round(a / t, 4) for a, t in zip(agreed, tested, strict=True) if t]
     assert told == expected and len(expected) > 1
+
+
+def test_the_states_count_in_what_is_needed(job, made):
+    """Two bytes for each number of the two watched layers, of width 32."""
+    ready = recipe.prepare(job)
+    config = ready.config
+    with_states, without = (
+        needs.needs(replace(job, kind=kind, tokens=10**6), config, torch.device("cpu"))
+        for kind in ("features", "model")
+    )
+    assert with_states[0] - without[0] == with_states[1] - without[1] == pytest.approx(1.1e6 * 2 * 32 * 2)
 
 
 def test_it_has_one_layer(job):

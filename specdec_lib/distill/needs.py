@@ -10,6 +10,7 @@ import psutil
 import torch
 
 from ..errors import SpecdecError, first_line
+from .features import watched_layers
 from .text import TOP
 
 if TYPE_CHECKING:
@@ -55,13 +56,14 @@ def needs(job: Job, config: Any, device: torch.device) -> tuple[float, float, fl
 
     label = 2 + (2 if vocabulary <= 1 << 16 else 4)
     tokens = job.tokens * 1.1
-    text = 2 * tokens * (9 + TOP * label)  # twice: the shards and what they are joined to
+    states = 2 * tokens * width * len(watched_layers(model.num_hidden_layers)) if job.kind == "features" else 0
+    text = 2 * tokens * (9 + TOP * label) + states  # twice: the shards and what they are joined to
     size = min(job.shortlist, vocabulary)
     draft = size * job.width + job.layers * 12 * job.width**2
     training = 16 * draft + 20 * job.batch * job.length * size + 4 * vocabulary * (width + job.width)
     measuring = 2 * 4 * parameters
 
-    disk = tokens * (3 + TOP * label) + 3 * 12 * draft
+    disk = tokens * (3 + TOP * label) + states + 3 * 12 * draft
     if device.type == "cpu":
         return disk, max(writing, text + training, measuring), 0
     return disk, max(4 * parameters, text + 4 * vocabulary * width), max(writing, training, measuring)
