@@ -5,11 +5,9 @@ import json
 import pytest
 from test_other_tokenizer import merged
 from tiny import tiny_model, tiny_tokenizer
-from typer.testing import CliRunner
 
 import specdec_lib as sd
 from specdec_lib.bench import costs, speed
-from specdec_lib.bench.command import bench
 from specdec_lib.bench.packed import load_contest
 from specdec_lib.bench.prompts import Prompt
 from specdec_lib.bench.speed import ARMS
@@ -113,18 +111,11 @@ def test_memory_is_measured_with_other_tokens_too(target, other):
     assert found["peak_mib"] > 0 and found["draft_seconds"] > 0
 
 
-def test_the_door_takes_them(target, other, tmp_path, monkeypatch):
-    import typer
-
-    monkeypatch.setattr("specdec_lib.bench.settings.footprint", lambda *_: None)
-    monkeypatch.setattr("specdec_lib.bench.settings.cpu_use", lambda: 0.0)
+def test_the_door_takes_them(door, target, other, tmp_path, no_footprint):
     mine = tmp_path / "mine.jsonl"
     mine.write_text('{"prompt": "the cat sat"}\n')
-    app = typer.Typer()
-    app.command()(bench)
     words = ["--target", target, "--draft", other, "--prompts", mine, "--json", tmp_path / "found.json"]
-    words += ["--tokenizers", "text", "--gamma", 2, "--max-new-tokens", 6]
-    done = CliRunner().invoke(app, [str(word) for word in words])
+    done = door(*words, "--tokenizers", "text", "--gamma", 2, "--max-new-tokens", 6)
     assert done.exit_code == 0, done.exception
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["vs_assisted"] > 0 and found["setting"]["tokenizers"] == "text"
