@@ -54,12 +54,12 @@ def decode_several(call: Call, row: Row, drafts: int) -> Iterator[Round]:
     assert call.drafter is not None
     start = perf_counter()
     batch = open_batch(call.target, 1, len(row.prefix) + row.remaining)
-    shared = reads_target(call.drafter)  # such a drafter starts with the target, and its row is repeated with it
-    drafting = start_rows(call.drafter, 1 if shared else drafts, vocabulary_size(call.target), batch)
+    repeated = reads_target(call.drafter)  # such a drafter starts with the target, and its row is repeated with it
+    drafting = start_rows(call.drafter, 1 if repeated else drafts, vocabulary_size(call.target), batch)
     if len(row.prefix) > 1:
         batch.feed([row.prefix[:-1]], [0])
     batch.keep([0] * drafts)
-    if shared:
+    if repeated:
         drafting.keep([0] * drafts)
     row.read_seconds = perf_counter() - start
     while row.remaining:
