@@ -230,7 +230,7 @@ class CostMeter:
         proposals: dict[Any, list[float]] = {name: [] for name in drafting}
         for sweep in range(1, SWEEPS + 1):
             # a lookup finds something here and nothing there, so all is timed all along the text
-            here = whole[: len(prompt) + len(text) * sweep // (SWEEPS + 1)]
+            here = whole[: len(prompt) + max(len(text) * sweep // (SWEEPS + 1), 1)]
             if new := here[target.length : -1]:
                 target.feed(torch.tensor([new], device=device), last=0)
             sweeps.append(pass_seconds(target, self.positions, self.order))
