@@ -160,7 +160,7 @@ def _write_model(folder: Path, model: Any) -> None:
     from safetensors.torch import save_file
 
     tensors = {name: t for name, t in model.state_dict().items() if name != "lm_head.weight"}  # tied
-    half = {name: t.half() if t.is_floating_point() else t for name, t in tensors.items()}
+    half = {name: t.half() if t.is_floating_point() else t.int() for name, t in tensors.items()}
     save_file({name: t.cpu().contiguous() for name, t in half.items()}, folder / WEIGHTS, metadata={"format": "pt"})
     config = copy.deepcopy(model.config)
     config.architectures = [type(model).__name__]
