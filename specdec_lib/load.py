@@ -135,6 +135,18 @@ def fastest(drafts: dict[str, Path]) -> str | None:
     return max(speeds, key=lambda name: sum(speeds[name]["speedup"].values()), default=None)
 
 
+def fastest_model(target: str | os.PathLike) -> str | None:
+    """The packaged draft model of this target that ran fastest on its own; None if there is none.
+
+    It is what transformers can draft with: its loop takes a model, no lookup before it, and shows none the target's
+    hidden states.
+    """
+    notes = {name: read_manifest(folder) for name, folder in packaged_drafts("model").items()}
+    mine = [name for name, note in notes.items() if note["target_hash"] == target_hash(target)] if notes else []
+    speed = lambda name: sum(notes[name].get("speed", {}).get(name, {"speedup": {}})["speedup"].values())  # noqa: E731
+    return max(mine, key=speed, default=None)
+
+
 def names_of(draft: str | os.PathLike) -> list[str]:
     """The drafters that a name is made of, in the order in which they are asked.
 

@@ -146,8 +146,11 @@ def test_models_in_the_shell(engine, specdec, tiny_folder):
     assert "no deviation above 0.4 found" in out.output
 
 
-def test_transformers_is_given_the_model_behind_a_lookup(packaged_folder):
+def test_transformers_is_given_the_fastest_model_and_no_draft_that_is_none(packaged_folder):
     from specdec_lib.audit.command import load_engine
 
     pair, _ = load_engine("transformers", "packaged", None, gamma=2, temperature=1.0)
     assert pair.description == "target packaged, draft small"
+    for name in ("features", "ngram", "own-tokenizer"):
+        with pytest.raises(SpecdecError, match=f"takes a draft model or lookup, {name} is neither"):
+            load_engine("transformers", "packaged", name, gamma=2, temperature=1.0)

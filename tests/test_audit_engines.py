@@ -8,15 +8,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny import tiny_feature_draft
 from transformers import GenerationConfig
 
 from specdec_lib import SpecdecError, generate, generate_plain
 from specdec_lib.audit import adapters
 from specdec_lib.audit.audit import audit
 from specdec_lib.audit.remember import Remembered, remembering
-from specdec_lib.drafters import ComposedDrafter, ModelDrafter, PromptLookupDrafter, Sampling
+from specdec_lib.drafters import ComposedDrafter, FeatureDrafter, ModelDrafter, PromptLookupDrafter, Sampling
 from specdec_lib.exact import distance, output_law, random_pair, target_law
 from specdec_lib.models import Pair, load_model, load_transformers, open_session
+from specdec_lib.models.pair import fast
 from specdec_lib.verify.lossy import ensemble
 from specdec_lib.verify.mutants import MUTANTS
 
@@ -171,6 +173,22 @@ def test_what_is_remembered_has_a_limit(larger, monkeypatch):
     options = {"gamma": 3, "max_new_tokens": 30, "temperature": 1.0, "eos": []}
     assert generate(quick, [1, 2, 3], **options).tokens == generate(larger, [1, 2, 3], **options).tokens
     assert len(quick.target._known) <= 10
+
+
+@pytest.mark.parametrize("prefixes", [10, 1000])
+def test_the_states_that_a_draft_reads_are_remembered_too(prefixes, tiny_folder, monkeypatch):
+    """Behind a lookup, so that not every round reads them; also where what is remembered must be forgotten."""
+    model = load_transformers(tiny_folder("llama"), "cpu", "float32")
+    reader = FeatureDrafter(tiny_feature_draft(model).float())
+    pair = Pair(fast(model), ComposedDrafter([PromptLookupDrafter(min_ngram=2), reader], [None, 2]))
+    monkeypatch.setattr("specdec_lib.audit.remember.MOST", prefixes * model.config.vocab_size)
+    quick = remembering(pair)
+    options = {"gamma": 3, "max_new_tokens": 24, "temperature": 1.0, "eos": []}
+    for seed in (0, 1, 0):
+        before = quick.target.passes
+        texts = generate(quick, [[1, 2, 3], [4, 5]], seed=seed, **options).tokens
+        assert texts == generate(pair, [[1, 2, 3], [4, 5]], seed=seed, **options).tokens
+    assert (quick.target.passes == before) == (prefixes == 1000)
 
 
 # -- an adapter of one's own ---------------------------------------------------------------------------

@@ -156,9 +156,9 @@ def load_engine(
     engine: str, target: str, draft: str | None, gamma: int, temperature: float
 ) -> tuple[Any, Callable[..., Sampler]]:
     """The pair, and the function `(prompt ids, length, end) -> sampler`."""
-    from ..load import LOOKUP, default_draft, load_pair, names_of
-    from ..models.drafts import packaged_drafts
-    from ..models.pair import Pair, load_tokenizer, load_transformers
+    from ..load import LOOKUP, fastest_model, load_pair
+    from ..models.drafts import is_draft, packaged_drafts, read_manifest
+    from ..models.pair import PACKAGED, Pair, load_tokenizer, load_transformers
     from . import adapters
     from .remember import remembering
 
@@ -175,13 +175,18 @@ def load_engine(
     set_verbosity_error()  # its own calls of generate give deprecation notices
     packaged = packaged_drafts()
     if draft is None:
-        draft = names_of(default_draft(target))[-1]  # it takes a model or a lookup, not one behind the other
+        draft = (fastest_model(target) if str(target) == PACKAGED else None) or LOOKUP
     settings: dict[str, Any] = {"temperature": temperature} if temperature else {"do_sample": False}
     assistant = None
     if draft == LOOKUP:
         settings["prompt_lookup_num_tokens"] = gamma
     elif draft != "none":
-        assistant = load_transformers(packaged.get(draft, draft))
+        folder = packaged.get(draft, draft)
+        if is_draft(folder) and read_manifest(folder)["kind"] != "model":
+            raise SpecdecError(
+                f"transformers takes a draft model or lookup, {draft} is neither: use --draft small, or --engine ours"
+            )
+        assistant = load_transformers(folder)
     model = load_transformers(target)
     pair = Pair(model, assistant, load_tokenizer(target), description=f"target {target}, draft {draft}")
     return pair, lambda ids, length, end: adapters.transformers(

@@ -8,6 +8,7 @@ the second time.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,9 +26,19 @@ MOST = 50_000_000  # remembered logits: 200 MB, a thousand prefixes of a model w
 class Fed:
     """What a remembered model keeps of a text: its tokens.  `length` of them count, the rest was rolled back."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: Remembered, capacity: int) -> None:
+        self.model, self.capacity = model, capacity
         self.ids: list[int] = []
         self.length = 0
+
+    def watch(self, layers: Sequence[int], width: int) -> None:
+        """As `models.fast.Cache.watch`."""
+        self.model.watch(layers)
+
+    @property
+    def features(self) -> torch.Tensor:
+        """The hidden states of the text's tokens, as a watched `Cache` has them."""
+        return torch.stack([self.model.states[tuple(self.ids[: end + 1])] for end in range(self.length)])[None]
 
 
 class Remembered(FastLlama):
@@ -38,6 +49,7 @@ class Remembered(FastLlama):
 
     Attributes:
         passes: how often the model itself ran.
+        states: the hidden states of watched layers after each prefix, for a drafter that reads them.
     """
 
     recorder = None  # no graph to replay: mostly no pass is made
@@ -49,6 +61,16 @@ class Remembered(FastLlama):
         self._session = open_session(model)
         self._held: list[int] = []  # the tokens that this session holds
         self._known: dict[tuple[int, ...], torch.Tensor] = {}
+        self.states: dict[tuple[int, ...], torch.Tensor] = {}
+        self._watched: tuple[int, ...] = ()
+        if isinstance(model, FastLlama):
+            self.layers = model.layers
+
+    def watch(self, layers: Sequence[int]) -> None:
+        if self._watched != tuple(layers):
+            self._forget()
+            self._session.watch(layers)  # type: ignore[attr-defined]
+            self._watched = tuple(layers)
 
     @property
     def device(self) -> torch.device:
@@ -57,30 +79,40 @@ class Remembered(FastLlama):
     def new_cache(self, batch: int, capacity: int) -> Any:
         if batch != 1:
             raise ValueError(f"a remembered model takes one text at a time, not {batch}")
-        return Fed()
+        return Fed(self, capacity)
 
     def logits(self, ids: torch.Tensor, cache: Any, last: int = 1) -> torch.Tensor:
         """As `FastLlama.logits`, for a batch of 1."""
         text = cache.ids = cache.ids[: cache.length] + ids[0].tolist()
         cache.length = len(text)
+        prefixes = [tuple(text[:end]) for end in range(len(text) - last + 1, len(text) + 1)]
+        new = range(len(text) - ids.shape[1] + 1, len(text) + 1) if self._watched else range(0)
+        if any(p not in self._known for p in prefixes) or any(tuple(text[:end]) not in self.states for end in new):
+            self._ask(text, prefixes)
         if last == 0:
             return torch.zeros(1, 0, vocabulary_size(self), device=self.device)
-        prefixes = [tuple(text[:end]) for end in range(len(text) - last + 1, len(text) + 1)]
-        if any(prefix not in self._known for prefix in prefixes):
-            self._ask(text, prefixes)
         return torch.stack([self._known[prefix] for prefix in prefixes])[None]
 
     def _ask(self, text: list[int], prefixes: list[tuple[int, ...]]) -> None:
-        """Run the model over what its session does not hold of `text`, and note the logits after the `prefixes`."""
+        """Run the model over what its session does not hold of `text`; note logits after the `prefixes`, and states."""
         if len(self._known) + len(prefixes) > self._most:
-            self._known.clear()
-        common = in_common(self._held, text[: len(prefixes[0])])
+            self._forget()
+        common = in_common(self._held, text[: len(prefixes[0])] if prefixes else text)
         self._session.rollback(common)
         rest = torch.tensor([text[common:]], device=self.device)
         rows = self._session.feed(rest, last=len(prefixes))[0]
         self._held = list(text)
         self._known.update((prefix, row.clone()) for prefix, row in zip(prefixes, rows, strict=True))
+        if self._watched:
+            states = self._session.cache.features[0]  # type: ignore[attr-defined]
+            self.states.update((tuple(text[: end + 1]), states[end].clone()) for end in range(common, len(text)))
         self.passes += 1
+
+    def _forget(self) -> None:
+        self._known.clear()
+        self.states.clear()
+        self._session.rollback(0)
+        self._held = []
 
 
 def remembering(pair: Pair) -> Pair:

@@ -17,7 +17,15 @@ import torch
 from ..drafters import ComposedDrafter, Drafter, ModelDrafter, NGramDrafter, PromptLookupDrafter
 from ..drafters.base import reads_target
 from ..errors import SpecdecError
-from ..load import TRANSLATORS, check_tokenizers, check_used, default_draft, load_drafter, own_tokenizer
+from ..load import (
+    TRANSLATORS,
+    check_tokenizers,
+    check_used,
+    default_draft,
+    fastest_model,
+    load_drafter,
+    own_tokenizer,
+)
 from ..models import drafts
 from ..models.drafts import packaged_drafts, target_hash
 from ..models.fast import FastLlama, PackedLinear, packed_linears_available
@@ -136,7 +144,7 @@ def load_contest(
     pair = Pair(fast(model), drafter, tokenizer, description=f"target {target}, draft {draft}")
     translation = {"tokenizer": tokenizer, "assistant_tokenizer": own} if other else {}
     refusal, lookup, remark = "", None, ""
-    if reads_target(drafter) and (name := stand_in(target)):
+    if reads_target(drafter) and (name := fastest_model(target)):
         assistant = load_transformers(packaged_drafts()[name], device, dtype)
         remark = f"transformers assisted drafts with {name}: its loop shows no draft the target's hidden states"
     elif isinstance(drafter, PromptLookupDrafter):
@@ -154,17 +162,6 @@ def load_contest(
         start = {"decoder_start_token_id": theirs.config.decoder_start_token_id} if is_encoder_decoder(theirs) else {}
         theirs.generation_config = GenerationConfig(**start)
     return Contest(pair, replace(pair, tokenizer=None), model, ends, assistant, lookup, translation, refusal, remark)
-
-
-def stand_in(target: str | os.PathLike) -> str | None:
-    """The packaged draft model of this target that ran fastest on its own; None if there is none.
-
-    It is what transformers can draft with where ours reads the target's hidden states.
-    """
-    notes = {name: drafts.read_manifest(folder) for name, folder in packaged_drafts("model").items()}
-    mine = [name for name, note in notes.items() if note["target_hash"] == target_hash(target)]
-    speed = lambda name: sum(notes[name].get("speed", {}).get(name, {"speedup": {}})["speedup"].values())  # noqa: E731
-    return max(mine, key=speed, default=None)
 
 
 def load_draft(

@@ -41,7 +41,7 @@ class FeatureDrafter:
 
     def start_on(self, target: Batch, vocabulary: int) -> DraftBatch:
         session = target.session if isinstance(target, OneRow) else target
-        if not isinstance(session, (FastSession, FastBatch)):
+        if not isinstance(session, (FastSession, FastBatch)) or not hasattr(session.model, "layers"):
             raise SpecdecError(
                 "a draft on the target's features needs a target that runs as FastLlama (Llama or Qwen2, loaded with "
                 "load_pair): use another draft"
