@@ -12,6 +12,7 @@ from transformers import DynamicCache, EncoderDecoderCache
 
 import specdec_lib as sd
 from specdec_lib import rounds
+from specdec_lib.audit.both_sides import disturbed
 from specdec_lib.audit.enumeration import runs
 from specdec_lib.audit.identity import compare
 from specdec_lib.distill import tiny_t5
@@ -35,12 +36,7 @@ def model(tiny_folder):
 
 
 def noisy_copy(folder, noise):
-    draft = load_transformers(folder, device="cpu")
-    with torch.random.fork_rng(), torch.no_grad():
-        torch.manual_seed(1)
-        for weight in draft.parameters():
-            weight.add_(noise * weight.std() * torch.randn_like(weight))
-    return draft
+    return disturbed(load_transformers(folder, device="cpu"), noise, seed=1)
 
 
 @pytest.fixture(scope="module")

@@ -3,10 +3,10 @@
 import json
 
 import pytest
-import torch
 import typer
 from typer.testing import CliRunner
 
+from specdec_lib.audit.both_sides import disturbed
 from specdec_lib.bench.command import bench
 from specdec_lib.bench.packed import load_contest
 from specdec_lib.bench.prompts import load_prompts
@@ -32,11 +32,7 @@ def target_folder(tiny_folder):
 @pytest.fixture(scope="module")
 def draft_folder(target_folder, tmp_path_factory):
     """The target with noise on its weights: accepted now and then."""
-    model = load_transformers(target_folder, device="cpu")
-    with torch.random.fork_rng(), torch.no_grad():
-        torch.manual_seed(0)
-        for weight in model.parameters():
-            weight.add_(0.3 * weight.std() * torch.randn_like(weight))
+    model = disturbed(load_transformers(target_folder, device="cpu"), 0.3)
     folder = tmp_path_factory.mktemp("draft")
     model.save_pretrained(folder)
     return folder
