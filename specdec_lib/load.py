@@ -132,7 +132,7 @@ def fastest(drafts: dict[str, Path]) -> str | None:
     speeds: dict[str, dict] = {}
     for folder in drafts.values():
         speeds |= read_manifest(folder).get("speed", {})
-    return max(speeds, key=lambda name: sum(speeds[name]["speedup"].values()), default=None)
+    return max(speeds, key=lambda name: total(speeds[name]), default=None)
 
 
 def fastest_model(target: str | os.PathLike) -> str | None:
@@ -141,10 +141,17 @@ def fastest_model(target: str | os.PathLike) -> str | None:
     It is what transformers can draft with: its loop takes a model, no lookup before it, and shows none the target's
     hidden states.
     """
-    notes = {name: read_manifest(folder) for name, folder in packaged_drafts("model").items()}
-    mine = [name for name, note in notes.items() if note["target_hash"] == target_hash(target)] if notes else []
-    speed = lambda name: sum(notes[name].get("speed", {}).get(name, {"speedup": {}})["speedup"].values())  # noqa: E731
-    return max(mine, key=speed, default=None)
+    drafts = packaged_drafts("model")
+    if not drafts:
+        return None
+    wanted, notes = target_hash(target), {name: read_manifest(folder) for name, folder in drafts.items()}
+    mine = {name: note.get("speed", {}) for name, note in notes.items() if note["target_hash"] == wanted}
+    return max(mine, key=lambda name: total(mine[name].get(name, {})), default=None)
+
+
+def total(speed: dict) -> float:
+    """What drafts are ranked by: the sum of the kept speed-ups at all temperatures, 0 where none was measured."""
+    return sum(speed.get("speedup", {}).values())
 
 
 def names_of(draft: str | os.PathLike) -> list[str]:

@@ -139,7 +139,6 @@ class Ready:
         """The folder of this training: the same job finds it again, another one does not."""
         job = self.job
         identity = [asdict(job.recipe), self.hash, job.tokens, job.rows, job.length]
-        identity += [job.kind] if job.kind == "tokenizer" else []
         digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:8]
         name = f"{job.layers}x{job.width}" if job.kind == "model" else f"{job.kind}-{job.width}"
         return self.text.path / "runs" / f"{name}-{digest}"
