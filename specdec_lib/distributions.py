@@ -9,6 +9,7 @@ Letters as in Leviathan, Kalman, Matias (arXiv 2211.17192): `p` is the target's 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -33,17 +34,63 @@ def minimum(a: Array, b: Array) -> Array:
     return a.minimum(b) if is_torch(a) else np.minimum(a, b)
 
 
+def maximum(a: Array) -> Array:
+    """The largest entry along the last axis, which stays as an axis of length 1."""
+    return a.amax(-1, keepdim=True) if is_torch(a) else a.max(-1, keepdims=True)
+
+
+def where(condition: Array, a: Array, b: Array) -> Array:
+    """`a` where the condition holds, else `b`, elementwise."""
+    return a.where(condition, b) if is_torch(a) else np.where(condition, a, b)
+
+
+def total(a: Array) -> Array:
+    """The sum along the last axis, which stays as an axis of length 1."""
+    return a.sum(-1, keepdim=True) if is_torch(a) else a.sum(-1, keepdims=True)
+
+
+def joined(*parts: Array) -> Array:
+    """Vectors of one kind, one after the other; a plain number is a vector of length 1."""
+    like = next(a for a in parts if hasattr(a, "shape"))
+    if is_torch(like):
+        import torch
+
+        return torch.cat([a if is_torch(a) else like.new_full((1,), a) for a in parts])
+    return np.concatenate([a if hasattr(a, "shape") else np.array([a], like.dtype) for a in parts])
+
+
+def products(a: Array) -> Array:
+    """`a_1, a_1 a_2, ...`."""
+    return a.cumprod(-1) if is_torch(a) else np.multiply.accumulate(a, -1)
+
+
+def stacked(rows: Sequence[Array]) -> Array:
+    """Vectors of one kind as the rows of a matrix."""
+    if is_torch(rows[0]):
+        import torch
+
+        return torch.stack(list(rows))
+    return np.stack(list(rows))
+
+
+def reverse(a: Array) -> Array:
+    """A vector from its last entry to its first."""
+    return a.flip(-1) if is_torch(a) else a[::-1]
+
+
 def normalise(weights: Array) -> Array:
     """`w / sum(w)` along the last axis.
+
+    A sum of 0 is an error, but for torch tensors, where to look would be to wait for the device: it gives NaN there.
 
     >>> from fractions import Fraction as F
     >>> [str(x) for x in normalise(np.array([F(1), F(2), F(1)]))]
     ['1/4', '1/2', '1/4']
     """
-    total = weights.sum(-1)
-    if bool((total == 0).any() if hasattr(total, "any") else total == 0):
+    sums = total(weights)
+    if not is_torch(weights) and (sums == 0).any():
         raise SpecdecError("cannot normalise a vector whose sum is 0: at least one entry must be positive")
-    return weights / (total[..., None] if getattr(total, "ndim", 0) else total)
+    return weights / sums
 
 
 def one_hot(index: Array, like: Array) -> Array:
@@ -139,8 +186,7 @@ def keep_min_p(p: Array, share: Any) -> Array:
     >>> keep_min_p(np.array([0.5, 0.3, 0.2]), 0.5).round(3).tolist()
     [0.625, 0.375, 0.0]
     """
-    largest = p.amax(-1, keepdim=True) if is_torch(p) else p.max(-1, keepdims=True)
-    return normalise(p * (p >= share * largest))
+    return normalise(p * (p >= share * maximum(p)))
 
 
 def warp(
@@ -205,29 +251,36 @@ def residual(p: Array, q: Array) -> Array:
     [0.0, 1.0, 0.0]
     """
     excess = positive_part(p - q)
-    return normalise(excess) if bool(excess.sum() > 0) else p
+    left = total(excess)
+    return where(left > 0, excess / (left + (left == 0)), p)
 
 
 # -- drawing -------------------------------------------------------------------------------------------
 
 
-def inverse_cdf(law: Array, uniform: float) -> int:
+def inverse_cdf(probs: Array, uniform: Any) -> Any:
     """The token that `uniform` in [0, 1) selects: the first whose cumulated probability exceeds it.
 
     Sums in float64.  A token of probability 0 is never returned, whatever the uniform, also when it is 0.
 
+    Args:
+        probs: `[V]`, of any sum above 0.
+        uniform: a float.
+
+    Returns:
+        An int; of a torch tensor a tensor `[]` on its device, so that nobody waits for it.
+
     >>> [inverse_cdf(np.array([0.0, 0.5, 0.0, 0.5]), u) for u in (0.0, 0.49, 0.5, 0.99)]
     [1, 1, 3, 3]
     """
-    if is_torch(law):
+    # only rounding can put `uniform * sum` at the sum itself: then the last token that has any probability is meant
+    if is_torch(probs):
         import torch
 
-        cumulated = law.double().cumsum(-1)
-        search: Any = torch.searchsorted
-    else:
-        cumulated = np.cumsum(np.asarray(law, float))
-        search = np.searchsorted
-    total = cumulated[-1]
-    index = int(search(cumulated, uniform * total, side="right"))
-    # only rounding can put `uniform * total` at the total itself: then the last token that has any probability
-    return index if index < len(cumulated) else int(search(cumulated, total))
+        cumulated = probs.cumsum(-1, dtype=torch.float64)
+        last = torch.searchsorted(cumulated, cumulated[-1:])
+        index = torch.searchsorted(cumulated, cumulated[-1:] * uniform, right=True)
+        return index.minimum(last).clamp(max=len(probs) - 1)[0]  # NaN finds no place: its index is cut, not read
+    cumulated = np.cumsum(np.asarray(probs, float))
+    index = np.searchsorted(cumulated, uniform * cumulated[-1], side="right")
+    return int(min(index, np.searchsorted(cumulated, cumulated[-1])))

@@ -76,16 +76,16 @@ def kept_as(p: Array, q: Array, token: int, rejected: Sequence[int]) -> list:
     >>> [str(a) for a in kept_as(p, q, 0, [2])]  # 2 is always rejected; then p = q = (1/2, 1/2)
     ['1/4', '1/2']
     """
-    chances, reached = [min(number(p[token]), number(q[token]))], 1
+    chances, reached = [min(to_scalar(p[token]), to_scalar(q[token]))], 1
     for x in rejected:
-        p_x, q_x = number(p[x]), number(q[x])
+        p_x, q_x = to_scalar(p[x]), to_scalar(q[x])
         reached = reached * (1 - min(1, p_x / q_x)) if q_x else 0
         rest = q.copy()
         rest[x] = 0
         if not reached or not rest.any():
             return chances + [0] * (len(rejected) + 1 - len(chances))
         p, q = residual(p, q), normalise(rest)
-        chances.append(reached * min(number(p[token]), number(q[token])))
+        chances.append(reached * min(to_scalar(p[token]), to_scalar(q[token])))
     return chances
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..distributions import Array
 from ..errors import SpecdecError
@@ -26,29 +27,45 @@ class Verifier:
 
     Attributes:
         name: as users write it.
-        accepted: `(p, q, x) -> [P(n = 0), ..., P(n = g)]`, numbers of the type of p's entries, summing to 1.
-        correction: `(p, q, x, n) -> law [V]` of the token after `n` accepted ones.
-        lossless: whether the output law is the target's.
+        accepted: `(p, q, x) -> [P(n = 0), ..., P(n = g)]`, which sum to 1: a list of numbers, or a tensor of p's device.
+        correction: `(p, q, x, n) -> [V]`, the distribution of the token after `n` accepted ones.
+        lossless: whether the output distribution is the target's.
         source: the publication that states the rule.
-        at_zero: whether the rule decodes at temperature 0 from the target's law at temperature 1.
-        next_law: whether the token after a whole draft depends on the draft's law there, so that `q` has `g + 1` rows.
+        at_zero: whether the rule decodes at temperature 0 from the target's distribution at temperature 1.
+        next_law: whether the token after a whole draft depends on the draft's distribution there, so that `q` has
+            `g + 1` rows.
+        point_mass: whether both answers are point masses and need only the order of `p`'s entries: the decoder then
+            passes logits, and takes the maximum instead of a draw.
+        on_device: whether both functions take tensors for `x` and `n` and never look at a value, so that nobody waits
+            for the device.  Other rules are given a list and a number.
     """
 
     name: str
-    accepted: Callable[[Array, Array, Sequence[int]], list]
-    correction: Callable[[Array, Array, Sequence[int], int], Array]
+    accepted: Callable[[Array, Array, Sequence[int]], Any]
+    correction: Callable[[Array, Array, Sequence[int], Any], Array]
     lossless: bool
     source: str
     at_zero: bool = field(default=False, kw_only=True)
     next_law: bool = field(default=False, kw_only=True)
+    point_mass: bool = field(default=False, kw_only=True)
+    on_device: bool = field(default=False, kw_only=True)
 
 
+LEVIATHAN = "Leviathan et al., arXiv 2211.17192"
 VERIFIERS = {
     v.name: v
     for v in [
-        Verifier("token", token.accepted, token.correction, True, "Leviathan et al., arXiv 2211.17192, Algorithm 1"),
-        Verifier("block", block.accepted, block.correction, True, "Sun et al., arXiv 2403.10444"),
-        Verifier("greedy", greedy.accepted, greedy.correction, True, "Leviathan et al., arXiv 2211.17192, section 2.2"),
+        Verifier("token", token.accepted, token.correction, True, f"{LEVIATHAN}, Algorithm 1", on_device=True),
+        Verifier("block", block.accepted, block.correction, True, "Sun et al., arXiv 2403.10444", on_device=True),
+        Verifier(
+            "greedy",
+            greedy.accepted,
+            greedy.correction,
+            True,
+            f"{LEVIATHAN}, section 2.2",
+            point_mass=True,
+            on_device=True,
+        ),
     ]
 }
 
@@ -61,6 +78,6 @@ def get_verifier(name: str | Verifier) -> Verifier:
     """
     if isinstance(name, Verifier):
         return name
-    if name not in VERIFIERS:
+    if not isinstance(name, str) or name not in VERIFIERS:
         raise SpecdecError(f"unknown verifier {name!r}: use one of {', '.join(VERIFIERS)}")
     return VERIFIERS[name]

@@ -19,43 +19,46 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..distributions import Array, normalise, overlap, positive_part
-from .token import at, number
+from ..distributions import Array, joined, minimum, overlap, positive_part, products, reverse, total, where
+from .token import as_numbers, gather_probs, next_draft_probs, take_row, to_scalar
 
 
-def coverage(p: Array, q: Array, x: Sequence[int]) -> list:
+def coverage(p: Array, q: Array, x: Sequence[int]) -> Array:
     """`[c_0, ..., c_g]`.  As in the token rule, a token with `q(x) = 0` counts as not covered at all.
 
     >>> import numpy as np
-    >>> coverage(np.array([[0.25, 0.75]] * 3), np.array([[0.5, 0.5]] * 2), [0, 1])
-    [1, 0.5, 0.75]
+    >>> coverage(np.array([[0.25, 0.75]] * 3), np.array([[0.5, 0.5]] * 2), [0, 1]).tolist()
+    [1.0, 0.5, 0.75]
     """
-    values: list = [1]
-    for p_x, q_x in zip(at(p, x), at(q, x), strict=True):
-        values.append(0 if q_x == 0 else min(1, values[-1] * p_x / q_x))
-    return values
+    p_x, q_x = gather_probs(p, x), gather_probs(q, x)
+    ratio = p_x / (q_x + (q_x == 0)) * (q_x > 0)
+    c = joined(1, ratio[:0])  # c_0
+    for i in range(len(x)):
+        c = joined(c, minimum(c[-1:] * ratio[i : i + 1], 1 + 0 * c[-1:]))
+    return c
 
 
-def uncovered(c, p: Array, q: Array):
-    """`Z = sum_x max(c p(x) - q(x), 0)` as a plain number."""
-    return number(positive_part(c * p - q).sum(-1))
+def uncovered(c: Array, p: Array, q: Array) -> Array:
+    """`Z_i = sum_x max(c_i p_{i+1}(x) - q_{i+1}(x), 0)` for `c` `[m]`, `p` and `q` `[m, V]`."""
+    return positive_part(c[:, None] * p - q).sum(-1)
 
 
-def stay(c, z):
-    """`h = Z / (Z + 1 - c)`, with 0/0 = 1: the probability that a prefix passes its coin."""
-    return z / (z + 1 - c) if z + 1 - c else 1
+def pass_prob(c: Array, z: Array) -> Array:
+    """`h = Z / (Z + 1 - c)`, with 0/0 = 1: the probability that a prefix passes its coin, elementwise."""
+    rest = z + 1 - c
+    return where(rest == 0, 1 + 0 * rest, z / (rest + (rest == 0)))
 
 
-def accepted(p: Array, q: Array, x: Sequence[int]) -> list:
-    """`P(n) = h_n prod_{i > n} (1 - h_i)`, `h_i = Z_{i+1} / (Z_{i+1} + 1 - c_i)` for `i < g`, `h_g = c_g`.
+def accepted(p: Array, q: Array, x: Sequence[int]) -> Any:
+    """`P(n) = h_n prod_{i > n} (1 - h_i)`, `h_i = Z_i / (Z_i + 1 - c_i)` for `i < g`, `h_g = c_g`.
 
     Args:
-        p: target laws `[g + 1, V]`.
-        q: draft laws `[g, V]`.
-        x: the `g` draft tokens.
+        p: target distributions `[g + 1, V]`.
+        q: draft distributions `[g, V]`.
+        x: the `g` draft tokens; a tensor `[g]` where `p` is one.
 
     Returns:
-        `g + 1` numbers (floats or fractions) that sum to 1.
+        `g + 1` numbers that sum to 1: a list of floats or fractions, or a tensor where `p` is one.
 
     The paper's example (its section 1), the expected number accepted over all drafts being 11/9 where the token
     rule has 10/9:
@@ -69,33 +72,31 @@ def accepted(p: Array, q: Array, x: Sequence[int]) -> list:
     """
     g = len(x)
     c = coverage(p, q, x)
-    h = [stay(c[i], uncovered(c[i], p[i], q[i])) for i in range(g)] + [c[g]]
-    h[0] = 1  # nothing accepted is what is left when no prefix passes
-    law, missed = [], 1
-    for passes in reversed(h):
-        law.append(missed * passes)
-        missed = missed * (1 - passes)
-    return law[::-1]
+    h = joined(pass_prob(c[:g], uncovered(c[:g], p[:g], q[:g])), c[g:])
+    # nothing accepted is what is left when no prefix passes, so h_0 counts as 1
+    missed = products(1 - reverse(h[1:]))  # that no prefix of g, g - 1, ... tokens passes
+    return as_numbers(reverse(joined(reverse(h[1:]), 1) * joined(1, missed)))
 
 
-def correction(p: Array, q: Array, x: Sequence[int], n: int) -> Array:
+def correction(p: Array, q: Array, x: Sequence[int], n: Any) -> Array:
     """`max(c_n p_{n+1} - q_{n+1}, 0)` normalised after a rejection, `p_{g+1}` when the whole block was kept.
 
     Args:
         p, q, x: as in `accepted`.
-        n: how many draft tokens were accepted, `0 <= n <= g`.
+        n: how many draft tokens were accepted, `0 <= n <= g`; a tensor `[]` where `p` is one.
 
     Returns:
-        A law `[V]`.  Where the residual is empty `n` has probability 0, and the target's law is returned.
+        A distribution `[V]`.  Where the residual is empty `n` has probability 0, and the target's is returned.
     """
-    if n == len(x):
-        return p[n]
-    excess = positive_part(coverage(p, q, x[:n])[n] * p[n] - q[n])
-    return normalise(excess) if bool(excess.sum() > 0) else p[n]
+    # after the whole block nothing is subtracted: c p normalised is p
+    p_next, q_next, c = take_row(p, n), next_draft_probs(p, q, x, n), take_row(coverage(p, q, x), n)
+    excess = positive_part(c * p_next - q_next)
+    left = total(excess)
+    return where(left > 0, excess / (left + (left == 0)), p_next)
 
 
 def expected_tokens(p: Array, q: Array, x: Sequence[int]) -> Any:
-    """`1 + sum_n sum_y min(c_{n-1} p_n(y), q_n(y))`: what a round writes, told from its laws.
+    """`1 + sum_n sum_y min(c_{n-1} p_n(y), q_n(y))`: tokens of a round, computed from its distributions.
 
     `P(n or more are kept)` given the first `n` draft tokens is their coverage `c_n`; the `n`-th term is its mean over
     the `n`-th token.  To be compared, round by round, with `token.expected_tokens`.
@@ -107,4 +108,5 @@ def expected_tokens(p: Array, q: Array, x: Sequence[int]) -> Any:
     >>> expected_tokens(np.array([[0.25, 0.75]] * 3), np.array([[0.5, 0.5]] * 2), [0, 1])  # 1 + 3/4 + (1/8 + 3/8)
     2.25
     """
-    return 1 + sum(number(overlap(c * p[n], q[n])) for n, c in enumerate(coverage(p, q, x)[:-1]))
+    g = len(x)
+    return 1 + to_scalar(overlap(coverage(p, q, x)[:g, None] * p[:g], q[:g]).sum(-1))

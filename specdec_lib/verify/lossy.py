@@ -34,10 +34,10 @@ from typing import Any
 
 import numpy as np
 
-from ..distributions import Array, is_torch, minimum, one_hot, residual
+from ..distributions import Array, is_torch, maximum, one_hot, residual, stacked
 from ..errors import SpecdecError
 from . import Verifier
-from .token import number
+from .token import acceptance_prob, count_probs, gather_probs, next_draft_probs, take_row, to_scalar
 
 RESIDUALS = ("p-q", "p-lq")
 BONUSES = ("mixture", "target", "none")
@@ -57,7 +57,7 @@ class LossyVerifier(Verifier):
 
     def acceptance(self, p: Array, q: Array) -> Any:
         """The probability that a draft token is kept, `sum_x q(x) a(x)`."""
-        return number((q * self.keeps(p, q)).sum(-1))
+        return to_scalar((q * self.keeps(p, q)).sum(-1))
 
     def law(self, p: Array, q: Array) -> Array:
         """The law `[V]` of the token that is written at a drafted position: `q a + (1 - sum q a) r`.
@@ -70,29 +70,14 @@ class LossyVerifier(Verifier):
         return kept + (1 - kept.sum(-1)) * self.replaces(p, q)
 
 
-def in_order(kept: Callable[[Array, Array, Sequence[int]], list]) -> Callable[[Array, Array, Sequence[int]], list]:
-    """The law of the accepted length when token after token is kept with the probabilities `kept(p, q, x)`."""
-
-    def accepted(p: Array, q: Array, x: Sequence[int]) -> list:
-        law, reached = [], 1
-        for a in kept(p, q, x):
-            law.append(reached * (1 - a))
-            reached = reached * a
-        return [*law, reached]
-
-    return accepted
+def in_order(kept: Callable[[Array, Array, Sequence[int]], Array]) -> Callable[[Array, Array, Sequence[int]], Any]:
+    """`accepted` when token after token is kept with the probabilities `kept(p, q, x)`, a vector `[g]`."""
+    return lambda p, q, x: count_probs(kept(p, q, x))
 
 
-def token_by_token(
-    keeps: Callable[[Array, Array], Array],
-) -> Callable[[Array, Array, Sequence[int]], list]:
-    """`accepted` of a rule from what it keeps at one position."""
-    return in_order(lambda p, q, x: [number(keeps(p[i], q[i])[token]) for i, token in enumerate(x)])
-
-
-def share(p: Array, q: Array) -> Array:
-    """`min(1, p / q)`, and 0 where `q` is 0: what cannot have been drawn is not kept."""
-    return minimum(p, q) / (q + (q == 0))
+def token_by_token(keeps: Callable[[Array, Array], Array]) -> Callable[[Array, Array, Sequence[int]], Any]:
+    """`accepted` of a rule from what it keeps at each position, `(p [g, V], q [g, V]) -> [g, V]`."""
+    return in_order(lambda p, q, x: gather_probs(keeps(p[: len(x)], q[: len(x)]), x))
 
 
 def favourite(p: Array) -> Array:
@@ -132,13 +117,13 @@ def lenience(l: Any, residual_of: str = "p-q") -> LossyVerifier:  # noqa: E741
     scale = l if residual_of == "p-lq" else 1
 
     def keeps(p: Array, q: Array) -> Array:
-        return share(p, l * q)
+        return acceptance_prob(p, l * q)
 
     def replaces(p: Array, q: Array) -> Array:
         return residual(p, scale * q)
 
-    def correction(p: Array, q: Array, x: Sequence[int], n: int) -> Array:
-        return p[n] if n == len(x) else replaces(p[n], q[n])
+    def correction(p: Array, q: Array, x: Sequence[int], n: Any) -> Array:
+        return replaces(take_row(p, n), next_draft_probs(p, q, x, n))
 
     return LossyVerifier(
         name=f"lenience({l}, {residual_of})",
@@ -148,6 +133,7 @@ def lenience(l: Any, residual_of: str = "p-q") -> LossyVerifier:  # noqa: E741
         source="Leviathan et al., arXiv 2211.17192, appendix A.5",
         keeps=keeps,
         replaces=replaces,
+        on_device=True,
     )
 
 
@@ -165,7 +151,7 @@ def lenience_greedy(l: Any) -> LossyVerifier:  # noqa: E741
     check_lenience(l)
 
     def keeps(p: Array, q: Array) -> Array:
-        return p >= l * p.max()
+        return 1 * (p >= l * maximum(p))
 
     source = "Leviathan et al., arXiv 2211.17192, appendix A.5"
     return by_the_favourite(f"lenience_greedy({l})", keeps, l == 1, source, at_zero=True)
@@ -179,11 +165,13 @@ def by_the_favourite(
     def replaces(p: Array, q: Array) -> Array:
         return favourite(p)
 
-    def correction(p: Array, q: Array, x: Sequence[int], n: int) -> Array:
-        return favourite(p[n])
+    def correction(p: Array, q: Array, x: Sequence[int], n: Any) -> Array:
+        return favourite(take_row(p, n))
 
     accepted = token_by_token(keeps)
-    return LossyVerifier(name, accepted, correction, lossless, source, keeps, replaces, at_zero=at_zero)
+    return LossyVerifier(
+        name, accepted, correction, lossless, source, keeps, replaces, at_zero=at_zero, on_device=at_zero
+    )
 
 
 # -- ensemble ------------------------------------------------------------------------------------------
@@ -223,17 +211,17 @@ def ensemble(w: Any, bonus: str = "mixture") -> LossyVerifier:
         return w * p + (1 - w) * q
 
     def keeps(p: Array, q: Array) -> Array:
-        return share(mixture(p, q), q)
+        return acceptance_prob(mixture(p, q), q)
 
     def accepted(p: Array, q: Array, x: Sequence[int]) -> list:
-        law = token_by_token(keeps)(p, q, x)
+        law = list(token_by_token(keeps)(p, q, x))
         return [*law[:-2], law[-2] + law[-1], 0] if bonus == "none" and len(x) else law
 
     def correction(p: Array, q: Array, x: Sequence[int], n: int) -> Array:
         if n < len(x):
             law = residual(p[n], q[n])
             if bonus == "none" and n == len(x) - 1:
-                a = number(keeps(p[n], q[n])[x[n]])
+                a = to_scalar(keeps(p[n], q[n])[x[n]])
                 law = (1 - a) * law
                 law[x[n]] = law[x[n]] + a
             return law
@@ -282,6 +270,9 @@ def typical(epsilon: Any = 0.09, delta: Any = 0.3) -> LossyVerifier:
         raise SpecdecError(f"typical acceptance needs epsilon in (0, 1] and delta > 0, got {epsilon} and {delta}")
 
     def keeps(p: Array, q: Array) -> Array:
-        return p > threshold(p, epsilon, delta)
+        if p.ndim == 1:
+            return 1 * (p > threshold(p, epsilon, delta))
+        rows = [keeps(p[i], q[i]) for i in range(len(p))]
+        return stacked(rows) if rows else p
 
     return by_the_favourite(f"typical({epsilon}, {delta})", keeps, False, "Medusa, arXiv 2401.10774")

@@ -28,7 +28,7 @@ import numpy as np
 
 from ..distributions import Array, normalise, residual
 from ..errors import SpecdecError
-from .token import keep, number
+from .token import acceptance_prob, to_scalar
 
 Draw: TypeAlias = tuple[Any, tuple[int, ...], Array]
 """Probability, candidates, the laws `[k, V]` that they are said to be drawn from."""
@@ -70,7 +70,7 @@ def accepted(p: Array, q: Array, candidates: Sequence[int]) -> list:
     """
     law, reached = [], 1
     for x, q_i in zip(candidates, q, strict=True):
-        a = keep(number(p[x]), number(q_i[x]))
+        a = acceptance_prob(to_scalar(p[x]), to_scalar(q_i[x]))
         law.append(reached * a)
         reached = reached * (1 - a)
         p = residual(p, q_i)

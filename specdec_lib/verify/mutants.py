@@ -23,11 +23,10 @@ from typing import Any
 
 import numpy as np
 
-from ..distributions import Array, keep_top_k, normalise, one_hot, positive_part, residual, softmax, temper
+from ..distributions import Array, joined, keep_top_k, normalise, one_hot, positive_part, residual, softmax, temper, where
 from . import VERIFIERS, Verifier, block, multidraft, token
-from .lossy import in_order
 from .multidraft import TreeVerifier
-from .token import at, keep
+from .token import acceptance_prob, count_probs, gather_probs, to_scalar
 
 
 def unchanged(law: Array) -> Array:
@@ -76,49 +75,42 @@ def accept_all(p: Array, q: Array, x: Sequence[int]) -> list:
     return [0] * len(x) + [1]
 
 
-def accept_if_sampled(p: Array, q: Array, x: Sequence[int]) -> list:
+def accept_if_sampled(p: Array, q: Array, x: Sequence[int]) -> Any:
     """`a = p(x)`: a token sampled from the target happens to be the draft token."""
-    return in_order(lambda p, q, x: at(p, x))(p, q, x)
+    return count_probs(gather_probs(p, x))
 
 
-def accept_if_sampled_or_ratio(p: Array, q: Array, x: Sequence[int]) -> list:
-    def kept(p: Array, q: Array, x: Sequence[int]) -> list:
-        return [p_x + (1 - p_x) * keep(p_x, q_x) for p_x, q_x in zip(at(p, x), at(q, x), strict=True)]
-
-    return in_order(kept)(p, q, x)
+def accept_if_sampled_or_ratio(p: Array, q: Array, x: Sequence[int]) -> Any:
+    p_x = gather_probs(p, x)
+    return count_probs(p_x + (1 - p_x) * acceptance_prob(p_x, gather_probs(q, x)))
 
 
-def accept_late(p: Array, q: Array, x: Sequence[int]) -> list:
-    """The ratio of each draft token read from the target's law one position later."""
+def accept_late(p: Array, q: Array, x: Sequence[int]) -> Any:
+    """The ratio of each draft token read from the target's distribution one position later."""
     return token.accepted(p[1:], q, x)
 
 
-def accept_first(p: Array, q: Array, x: Sequence[int]) -> list:
-    def kept(p: Array, q: Array, x: Sequence[int]) -> list:
-        return [1, *map(keep, at(p, x)[1:], at(q, x)[1:])] if len(x) else []
-
-    return in_order(kept)(p, q, x)
+def accept_first(p: Array, q: Array, x: Sequence[int]) -> Any:
+    a = acceptance_prob(gather_probs(p, x), gather_probs(q, x))
+    return count_probs(joined(1, a[1:]) if len(x) else a)
 
 
-def accept_swapped(p: Array, q: Array, x: Sequence[int]) -> list:
-    return in_order(lambda p, q, x: list(map(keep, at(q, x), at(p, x))))(p, q, x)
+def accept_swapped(p: Array, q: Array, x: Sequence[int]) -> Any:
+    return count_probs(acceptance_prob(gather_probs(q, x), gather_probs(p, x)))
 
 
 SMALLEST_UNIFORM_STEP = Fraction(1, 2**24)
 """float32 uniforms are multiples of this, and 0 is one of them."""
 
 
-def accept_zero(p: Array, q: Array, x: Sequence[int]) -> list:
+def accept_zero(p: Array, q: Array, x: Sequence[int]) -> Any:
     """`u <= a` where `u` is 0 with the chance of a float32 uniform: a ratio of 0 passes now and then.
 
     Other ratios are left exact: their rounding to the grid of uniforms is no fault of the comparison.
     """
     step = SMALLEST_UNIFORM_STEP if p.dtype == object else float(SMALLEST_UNIFORM_STEP)
-
-    def kept(p: Array, q: Array, x: Sequence[int]) -> list:
-        return [max(a, step) for a in map(keep, at(p, x), at(q, x))]
-
-    return in_order(kept)(p, q, x)
+    a = acceptance_prob(gather_probs(p, x), gather_probs(q, x))
+    return count_probs(where(a < step, 0 * a + step, a))
 
 
 # -- the token that follows ----------------------------------------------------------------------------
@@ -163,7 +155,7 @@ def accept_any_match(p: Array, q: Array, candidates: Sequence[int]) -> list:
     """Each candidate against a sample of its own: `k` chances to match instead of one."""
     law, reached = [], 1
     for x in candidates:
-        a = block.number(p[x])
+        a = to_scalar(p[x])
         law.append(reached * a)
         reached = reached * (1 - a)
     return [*law, reached]
