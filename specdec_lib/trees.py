@@ -36,7 +36,7 @@ import torch
 from .distributions import Array, inverse_cdf, normalise, overlap, residual
 from .errors import SpecdecError
 from .models.session import Session
-from .verify.token import number
+from .verify.token import to_scalar
 
 Path: TypeAlias = tuple[int, ...]
 

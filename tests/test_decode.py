@@ -228,7 +228,7 @@ def test_acceptance_rate_counts_what_was_tested():
 def test_cache_holds_all_but_the_last_token_after_each_round(tiny, monkeypatch):
     pair = tiny()
     sessions = []
-    monkeypatch.setattr("specdec_lib.rounds.open_session", spy(sessions))
+    monkeypatch.setattr("specdec_lib.decode.loop.open_session", spy(sessions))
     lengths = []
 
     def check(done):

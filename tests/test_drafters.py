@@ -68,7 +68,8 @@ def test_ngram_survives_saving(tmp_path):
         (lambda: sd.NGramDrafter.fit([[1, 70_000]]), "below 65536"),
         (lambda: sd.NGramDrafter.load("no/such/file"), "no n-gram table"),
         (lambda: sd.NGramDrafter.fit([[1, 99]]).start(50), "outside the target's vocabulary of 50"),
-        (lambda: sd.PromptLookupDrafter(max_ngram=0), "min_ngram <= max_ngram"),
+        (lambda: sd.PromptLookupDrafter(max_ngram=0), "max_ngram must be a whole number >= 1, got 0"),
+        (lambda: sd.PromptLookupDrafter(max_ngram=1, min_ngram=2), "min_ngram <= max_ngram"),
     ],
 )
 def test_bad_input(make, message):
@@ -82,11 +83,11 @@ def test_model_draft_reports_the_law_it_drew_from(kind, tiny_folder):
     prefix = [5, 9, 17, 3]
     drafter = sd.ModelDrafter(model)
     draft = propose(drafter, prefix, 4, temperature=0.7)
-    assert draft.laws.shape == (4, 46) and draft.passes == 4
+    assert draft.probs.shape == (4, 46) and draft.passes == 4
     plain = load_model(tiny_folder(kind), device="cpu")
     for i in range(4):
         logits = open_session(plain).feed(torch.tensor([prefix + draft.tokens[:i]]))[0, -1]
-        torch.testing.assert_close(draft.laws[i], (logits / 0.7).softmax(-1), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(draft.probs[i], (logits / 0.7).softmax(-1), rtol=1e-4, atol=1e-6)
 
 
 def test_model_draft_after_a_rejection_equals_a_fresh_start(tiny_folder):
@@ -106,7 +107,7 @@ def test_a_draft_with_a_short_context_stops_proposing(tiny_folder):
 
 
 def test_a_certain_draft_is_a_point_mass():
-    laws = Draft([2, 0]).q(torch.zeros(3, 4))
+    laws = Draft([2, 0], certain=True).probs_like(torch.zeros(3, 4))
     assert laws.tolist() == [[0, 0, 1, 0], [1, 0, 0, 0]]
 
 
@@ -115,9 +116,9 @@ def test_a_composed_drafter_keeps_greedy_identity_and_the_law_of_who_proposed(ti
     drafter = sd.ComposedDrafter([sd.PromptLookupDrafter(min_ngram=2), sd.ModelDrafter(model)])
     session = drafter.start(46)
     repeated = session.propose([1, 2, 3, 1, 2], 2, Sampling(1.0), Random(0))
-    assert repeated.tokens == [3, 1] and repeated.laws is None
+    assert repeated.tokens == [3, 1] and repeated.probs is None
     fresh = session.propose([1, 2, 3, 1, 2, 9], 2, Sampling(1.0), Random(0))
-    assert fresh.laws is not None and fresh.passes == 2
+    assert fresh.probs is not None and fresh.passes == 2
     pair = sd.Pair(load_model(tiny_folder("llama", seed=1), device="cpu"), drafter)
     assert sd.generate(pair, [5, 6, 5, 6], max_new_tokens=30).tokens == sd.generate_plain(pair, [5, 6, 5, 6], 30).tokens
     with pytest.raises(sd.SpecdecError, match="at least one drafter"):

@@ -15,7 +15,6 @@ from specdec_lib.distill.features import drafted_logits, watched_layers
 from specdec_lib.distill.recipe import Job, distill
 from specdec_lib.drafters import ComposedDrafter, Sampling
 from specdec_lib.models import Pair, load_transformers, open_session
-from specdec_lib.models.batch import OneRow, open_batch
 from specdec_lib.models.drafts import load_draft, write_draft
 from specdec_lib.models.pair import fast
 
@@ -50,27 +49,27 @@ def test_the_watched_states_are_those_of_transformers(model):
     ids = torch.randint(VOCABULARY, (2, 9), generator=torch.Generator().manual_seed(0))
     expected = torch.stack(model.model(ids, output_hidden_states=True).hidden_states[1:], 2)
     session = open_session(fast(model), capacity=4)  # too short: it grows
-    session.watch([1, 2, 3])
+    session.capture_hidden([1, 2, 3])
     session.feed(ids[:1, :5])
     session.rollback(3)
     session.feed(ids[:1, 3:])
     torch.testing.assert_close(session.cache.features[:, :9], expected[:1], rtol=1e-4, atol=1e-5)
 
-    batch = open_batch(fast(model), 2, 4)
-    batch.watch([1, 2, 3])
-    batch.feed([ids[0, :6].tolist(), ids[1, :2].tolist()], [0, 0])
+    batch = open_session(fast(model), 2, 4)
+    batch.capture_hidden([1, 2, 3])
+    batch.feed_rows([ids[0, :6].tolist(), ids[1, :2].tolist()], [0, 0])
     batch.rollback([4, 2])
-    batch.feed([ids[0, 4:].tolist(), ids[1, 2:8].tolist()], [1, 1])
-    batch.keep([1])
-    batch.feed([ids[1, 8:].tolist()], [1])
+    batch.feed_rows([ids[0, 4:].tolist(), ids[1, 2:8].tolist()], [1, 1])
+    batch.select_rows([1])
+    batch.feed_rows([ids[1, 8:].tolist()], [1])
     torch.testing.assert_close(batch.cache.features[:, :9], expected[1:], rtol=1e-4, atol=1e-5)
 
 
 def test_only_an_empty_session_can_be_watched(model):
     session = open_session(fast(model))
     session.feed(torch.tensor([[1, 2]]))
-    with pytest.raises(ValueError, match="watch an empty session"):
-        session.watch([1])
+    with pytest.raises(ValueError, match="capture them from the first token on"):
+        session.capture_hidden([1])
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -115,13 +114,13 @@ def test_a_batch_drafts_as_its_rows_alone(pair):
 
 def test_what_was_drafted_is_forgotten(pair):
     """A second draft for the same text is the first one, and the target's session is as it was."""
-    target = OneRow(open_session(pair.target))
-    drafting = pair.draft.start_on(target, VOCABULARY)
+    target = open_session(pair.target)
+    drafting = pair.draft.start_batch(1, VOCABULARY, target)
     prompt = PROMPTS[0]
-    target.feed([prompt[:-1]], [0])
+    target.feed_rows([prompt[:-1]], [0])
     drafts = [drafting.propose([prompt], [4], [Sampling(1.0)], [Random(5)])[0] for _ in range(2)]
     assert drafts[0].tokens == drafts[1].tokens and target.lengths == [len(prompt) - 1]
-    torch.testing.assert_close(drafts[0].laws, drafts[1].laws)
+    torch.testing.assert_close(drafts[0].probs, drafts[1].probs)
 
 
 def test_a_text_of_one_token_has_nothing_to_read(pair):
@@ -224,11 +223,11 @@ def test_agreement_by_position_is_that_of_free_drafts(job, made):
     model = load_transformers(job.out, "cpu")
     told = evaluate_draft(pair.target, model, [answer])["by_position"]
     tested, agreed = [0] * 8, [0] * 8
-    target = OneRow(open_session(pair.target))
-    drafting = pair.draft.start_on(target, 46)
+    target = open_session(pair.target)
+    drafting = pair.draft.start_batch(1, 46, target)
     for start in range(len(text)):
         prefix = prompt + text[:start]
-        target.feed([prefix[target.lengths[0] : -1]], [0])
+        target.feed_rows([prefix[target.lengths[0] : -1]], [0])
         gamma = min(8, len(text) - start)
         (draft,) = drafting.propose([prefix], [gamma], [Sampling()], [Random(0)])
         for k, (token, right) in enumerate(zip(draft.tokens, text[start:], strict=False)):

@@ -23,7 +23,7 @@ from specdec_lib.exact.kill import (
 from specdec_lib.verify import Verifier, token
 from specdec_lib.verify.lossy import in_order
 from specdec_lib.verify.mutants import MUTANTS, Mutant
-from specdec_lib.verify.token import at
+from specdec_lib.verify.token import gather_probs
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +114,7 @@ def test_q_taken_as_one_is_exact_when_the_replacement_leaves_the_draft_token_out
         rest[x[n]] = F(0)
         return rest / rest.sum()
 
-    rule = Verifier("as a point mass", in_order(lambda p, q, x: at(p, x)), without_draft_token, True, "")
+    rule = Verifier("as a point mass", in_order(lambda p, q, x: gather_probs(p, x)), without_draft_token, True, "")
     for kind in KINDS:
         target, draft = random_pair(kind, 3, 4)
         law = output_law(rule, target, draft, gamma=2, length=4)

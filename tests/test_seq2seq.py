@@ -11,14 +11,13 @@ import torch
 from transformers import DynamicCache, EncoderDecoderCache
 
 import specdec_lib as sd
-from specdec_lib import rounds
+from specdec_lib import sampling
 from specdec_lib.audit.both_sides import disturbed
 from specdec_lib.audit.enumeration import runs
 from specdec_lib.audit.identity import compare
 from specdec_lib.distill import tiny_t5
 from specdec_lib.distill.tiny_t5 import DRAFT, TARGET, Recipe, make_tokenizer
 from specdec_lib.distill.translation import Clause, Noun, Sentence, sentences, vocabulary
-from specdec_lib.drafters import model as model_drafter
 from specdec_lib.models import load_transformers, open_session
 from specdec_lib.models.packaged import MANIFEST, sha256
 from specdec_lib.models.pair import start_marker
@@ -112,7 +111,7 @@ def test_another_source_gives_another_output(model):
 def test_rows_of_a_batch_do_not_mix(model):
     sources = torch.cat([SOURCE, SOURCE.flip(1)])
     texts = torch.cat([text_of(model, s[None]) for s in sources])
-    together = open_session(model, batch=2).feed(texts, last=7)
+    together = open_session(model, rows=2).feed(texts, last=7)
     for row, source in zip(together, sources, strict=True):
         torch.testing.assert_close(row, reference_logits(model, source[None]), **CLOSE)
 
@@ -180,8 +179,7 @@ def enumerated(pair, source, monkeypatch, **settings):
             weights = torch.as_tensor(law, dtype=torch.float64)
             return path.choose((weights / weights.sum()).tolist())
 
-        for module, name in ((rounds, "inverse_cdf"), (model_drafter, "inverse_cdf"), (rounds, "draw_count")):
-            monkeypatch.setattr(module, name, choose)
+        monkeypatch.setattr(sampling, "draw", choose)
         return tuple(sd.generate(pair, source, temperature=1.0, eos=[], **settings).tokens[0])
 
     law = Counter()
@@ -229,7 +227,7 @@ def test_other_drafters_take_a_source(pair):
         assert out.tokens == plain
         assert out.stats.kept > 0
         assert max(max(r.drafted, default=0) for r in out.trace) < 46  # the marker was never proposed
-    assert lookup.start(46).propose([5, 7, 46, 9, 5], 3, sd.drafters.Sampling(), None).tokens == [7]
+    assert lookup.start(46).propose([5, 7, 46, 9, 5], 3, sd.drafters.SamplingParams(), None).tokens == [7]
 
 
 # -- prompts and bad input -----------------------------------------------------------------------------

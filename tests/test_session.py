@@ -85,7 +85,7 @@ def test_fast_pass_equals_transformers(kind, pack, tiny_folder):
     model = load_transformers(tiny_folder(kind), device="cpu")
     fast = FastLlama(model, pack=pack)
     for ids in (IDS, IDS[:, :1], IDS.repeat(3, 1)):
-        session = open_session(fast, batch=len(ids), capacity=4)
+        session = open_session(fast, rows=len(ids), capacity=4)
         logits = session.feed(ids, last=ids.shape[1])
         torch.testing.assert_close(logits, reference_batch(model, ids), rtol=1e-5, atol=1e-5)
 
@@ -110,7 +110,7 @@ def test_gpt2_is_left_to_transformers(tiny_folder):
 def test_rows_of_a_batch_do_not_mix(tiny_folder):
     fast = load_model(tiny_folder("llama"), device="cpu")
     rows = torch.tensor([[5, 9, 17], [8, 30, 12]])
-    together = open_session(fast, batch=2).feed(rows, last=3)
+    together = open_session(fast, rows=2).feed(rows, last=3)
     for i in range(2):
         alone = open_session(fast).feed(rows[i : i + 1], last=3)
         torch.testing.assert_close(together[i : i + 1], alone, rtol=1e-5, atol=1e-5)

@@ -16,9 +16,8 @@ from specdec_lib.drafters import Sampling
 from specdec_lib.exact import Draft, distance, random_pair, target_law
 from specdec_lib.lengths import Confidence, Heuristic
 from specdec_lib.models import load_model, load_transformers
-from specdec_lib.models.batch import open_batch
 from specdec_lib.models.session import open_session
-from specdec_lib.several import follow
+from specdec_lib.decode.verification import follow
 from specdec_lib.trees import independent_chains, rounds
 from specdec_lib.verify import VERIFIERS, multidraft
 
@@ -36,8 +35,8 @@ def branches(target, draft, k, prefix, gamma):
         p = [np.stack([target.law(prefix + x[:i]) for i in range(len(x) + 1)]) for x in drafts]
 
         def once(generator, p=p, q=q, drafts=drafts):
-            choose = lambda law, uniform: generator._path.choose([float(a) for a in law])  # noqa: E731
-            with patch("specdec_lib.several.draw_count", choose), patch("specdec_lib.several.inverse_cdf", choose):
+            choose = lambda probs, random: generator._path.choose([float(a) for a in probs])  # noqa: E731
+            with patch("specdec_lib.sampling.draw", choose):
                 return follow(p, q, drafts, np.random.default_rng(0))
 
         for chance, (followed, n, last) in runs(once):
@@ -100,7 +99,7 @@ WRONG = {
 @pytest.mark.parametrize("fault", WRONG)
 def test_a_wrong_rule_has_another_law(fault):
     target, small = random_pair("stochastic", 4, 3)
-    with patch.multiple("specdec_lib.several", **WRONG[fault]):
+    with patch.multiple("specdec_lib.decode.verification", **WRONG[fault]):
         found, _ = law_of_text(target, Draft(small, small), 2, 2, 3)
     assert distance(found, target_law(target, 3)) > 0.005
 
@@ -159,7 +158,7 @@ def test_every_token_is_drawn_from_what_follows_the_text(kind, gamma, pairs):
     for prompt, tokens, scores in zip([PROMPT, [4]], out.tokens, out.scores, strict=True):
         session = open_session(pair.target)
         logits = session.feed(torch.tensor([prompt + tokens[:-1]]), last=len(tokens))[0]
-        expected = Sampling(0.8, top_k=20).law(logits).log()[range(40), tokens]
+        expected = Sampling(0.8, top_k=20).probs(logits).log()[range(40), tokens]
         torch.testing.assert_close(torch.tensor(scores, dtype=torch.float64), expected, rtol=1e-5, atol=1e-5)
     lengths = {len(draft) for r in out.trace for draft in r.drafts}
     assert out.stats.rescued > 0 and len(lengths) > 2
@@ -207,15 +206,15 @@ def test_memory_does_not_grow_with_refused_tokens(kind, pairs):
     opened, widest = [], []
 
     def spy(*args):
-        opened.append(open_batch(*args))
+        opened.append(open_session(*args))
         return opened[-1]
 
     def look(done):
         batch = opened[-1]
-        keys = batch.cache.keys[0] if kind == "llama" else batch.session.cache.layers[0].keys
+        keys = batch.cache.keys[0] if kind == "llama" else batch.cache.layers[0].keys
         widest.append((keys.shape[0], keys.shape[2] - max(batch.lengths)))
 
-    with patch("specdec_lib.several.open_batch", spy):
+    with patch("specdec_lib.decode.loop.open_session", spy):
         out = sd.generate(pairs(kind), PROMPT, 5, 120, temperature=1.0, eos=[], drafts=3, on_round=look)
     assert out.stats.drafted > 5 * 120
     assert {rows for rows, _ in widest} == {3}
@@ -228,18 +227,18 @@ def test_memory_does_not_grow_with_refused_tokens(kind, pairs):
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_a_row_can_be_repeated_and_repeated_again(kind, tiny_folder):
     model = load_transformers(tiny_folder(kind), "cpu", "float64")
-    run = open_batch(load_model(tiny_folder(kind), "cpu", "float64"), 1)
+    run = open_session(load_model(tiny_folder(kind), "cpu", "float64"), 1)
     text = [5, 9, 17]
-    run.feed([text], [0])
-    run.keep([0, 0, 0])
+    run.feed_rows([text], [0])
+    run.select_rows([0, 0, 0])
     for winner, new in ((2, [[1, 2], [], [3, 4, 5]]), (0, [[7], [8, 9, 6], [4]]), (1, [[3, 3], [6, 6, 6, 6], []])):
-        found = run.feed(new, [len(row) for row in new])
+        found = run.feed_rows(new, [len(row) for row in new])
         for row, logits in zip(new, found, strict=True):
             if row:
                 with torch.no_grad():
                     expected = model(torch.tensor([text + row])).logits[0, -len(row) :]
                 torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
-        run.keep([winner] * 3)
+        run.select_rows([winner] * 3)
         text = text + new[winner][:1]
         run.rollback([len(text)] * 3)
         assert run.lengths == [len(text)] * 3

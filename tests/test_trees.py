@@ -170,7 +170,7 @@ def test_the_confident_tree_takes_the_most_probable_nodes(pair):
 
     def log_laws(*paths):
         rows = torch.tensor([PROMPT + list(path) for path in paths])
-        return open_session(pair.draft, batch=len(rows)).feed(rows)[:, -1].log_softmax(-1)
+        return open_session(pair.draft, rows=len(rows)).feed(rows)[:, -1].log_softmax(-1)
 
     nodes = 4
     first = log_laws(())[0]

@@ -77,18 +77,24 @@ def test_fractions_numpy_and_torch_agree(seed, vocabulary, gamma, zeros):
     for exact, fast in zip(all_rules(True), all_rules(False), strict=True):
         expected = exact.accepted(p, q, x)
         assert sum(expected) == 1 and all(chance >= 0 for chance in expected)
+        chances = [float(chance) for chance in expected]
         for convert in (np.asarray, torch.tensor):
             as_floats = [convert(a.astype(float)) for a in (p, q)]
-            got = fast.accepted(*as_floats, x)
-            assert all(type(chance) in (int, float) for chance in got)
-            assert got == pytest.approx([float(chance) for chance in expected], abs=1e-12)
+            # a rule for devices takes tensors and gives tensors; every rule takes a list and a number
+            on_device = convert is torch.tensor and fast.on_device
+            whole = torch.tensor if on_device else lambda value: value
+            got = fast.accepted(*as_floats, torch.tensor(x, dtype=torch.long) if on_device else x)
+            assert torch.is_tensor(got) if on_device else torch.is_tensor(got) or {*map(type, got)} <= {int, float}
+            assert list(map(float, got)) == pytest.approx(chances, abs=1e-12)
+            assert list(map(float, fast.accepted(*as_floats, x))) == pytest.approx(chances, abs=1e-12)
             for n, chance in enumerate(expected):
                 if chance > 0:
-                    law = fast.correction(*as_floats, x, n)
+                    law = fast.correction(*as_floats, whole(x), whole(n))
                     assert type(law) is type(as_floats[0])
                     reference = exact.correction(p, q, x, n)
                     assert sum(reference) == 1
                     assert law.tolist() == pytest.approx(reference.astype(float).tolist(), abs=1e-12)
+                    assert fast.correction(*as_floats, x, n).tolist() == pytest.approx(law.tolist(), abs=1e-12)
 
 
 @quick(max_examples=20)
@@ -111,7 +117,7 @@ def test_candidates_agree_over_the_three_kinds(seed, vocabulary, zeros):
 def test_float32_tensors_are_served_as_well():
     p, q = (torch.tensor(laws(3, 4, seed, False).astype(float), dtype=torch.float32) for seed in (1, 2))
     for rule in all_rules(False):
-        assert sum(rule.accepted(p, q, [1, 2])) == pytest.approx(1, abs=1e-6)
+        assert float(sum(rule.accepted(p, q, [1, 2]))) == pytest.approx(1, abs=1e-6)
         assert all(rule.correction(p, q, [1, 2], n).dtype == torch.float32 for n in range(3))
 
 

@@ -43,7 +43,7 @@ def tabular(
     def rule(prefix: tuple[int, ...]) -> np.ndarray:
         session = open_session(model, capacity=len(prompt) + len(prefix))
         logits = session.feed(torch.tensor([[*prompt, *prefix]], device=session.device))[0, -1]
-        return how.law(logits.double()).cpu().numpy()
+        return how.probs(logits.double()).cpu().numpy()
 
     return TabularModel(vocabulary_size(model), rule, end)
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ..drafters import ComposedDrafter, ModelDrafter
-from ..drafters.model import in_common
+from ..drafters.model import common_prefix_length
 from ..models.fast import FastLlama
 from ..models.pair import Pair, vocabulary_size
 from ..models.session import open_session
@@ -97,7 +97,8 @@ class Remembered(FastLlama):
         """Run the model over what its session does not hold of `text`; note logits after the `prefixes`, and states."""
         if len(self._known) + len(prefixes) > self._most:
             self._forget()
-        common = in_common(self._held, text[: len(prefixes[0])] if prefixes else text)
+        before = text[: len(prefixes[0])] if prefixes else text
+        common = min(common_prefix_length(self._held, before), len(before) - 1)
         self._session.rollback(common)
         rest = torch.tensor([text[common:]], device=self.device)
         rows = self._session.feed(rest, last=len(prefixes))[0]

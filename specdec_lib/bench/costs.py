@@ -26,9 +26,7 @@ import torch
 from ..acceptance import acceptance_by_position
 from ..decode import Round, generate, generate_plain
 from ..drafters import Sampling, as_drafter
-from ..drafters.base import start_rows
 from ..errors import SpecdecError
-from ..models.batch import OneRow
 from ..models.pair import Pair, context_length, load_model, vocabulary_size
 from ..models.session import Session, open_session
 from ..theory import Prediction, predict
@@ -209,7 +207,7 @@ class CostMeter:
         target = open_session(self.target, capacity=len(whole) + max(self.positions))
         vocabulary, device = vocabulary_size(self.target), target.device
         drafting = {
-            name: start_rows(as_drafter(draft), 1, vocabulary, OneRow(target)) for name, draft in self.drafts.items()
+            name: as_drafter(draft).start_batch(1, vocabulary, target) for name, draft in self.drafts.items()
         }
 
         def propose(name: Any, prefix: list[int], gamma: int = self.gamma) -> float:

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from ..drafters import ComposedDrafter, Drafter, ModelDrafter, NGramDrafter, PromptLookupDrafter
-from ..drafters.base import reads_target
 from ..errors import SpecdecError
 from ..load import (
     TRANSLATORS,
@@ -144,7 +143,7 @@ def load_contest(
     pair = Pair(fast(model), drafter, tokenizer, description=f"target {target}, draft {draft}")
     translation = {"tokenizer": tokenizer, "assistant_tokenizer": own} if other else {}
     refusal, lookup, remark = "", None, ""
-    if reads_target(drafter) and (name := fastest_model(target)):
+    if drafter.reads_target and (name := fastest_model(target)):
         assistant = load_transformers(packaged_drafts()[name], device, dtype)
         remark = f"transformers assisted drafts with {name}: its loop shows no draft the target's hidden states"
     elif isinstance(drafter, PromptLookupDrafter):
@@ -174,7 +173,7 @@ def load_draft(
     """`(drafter, transformers model or None, its tokenizer or None)` of what `load_contest` takes as a draft."""
     check_tokenizers(tokenizers)
     if not isinstance(draft, (str, os.PathLike)):
-        if hasattr(draft, "start") and not isinstance(draft, ModelDrafter):
+        if isinstance(draft, Drafter) and not isinstance(draft, ModelDrafter):
             check_used(tokenizers, [], type(draft).__name__)
             return draft, None, None
         raise SpecdecError("the benchmark changes the models it runs: name the draft by its folder or hub id")

@@ -45,7 +45,7 @@ def meet(drafter: Any, vocabulary: int, ids: Sequence[int], text: Sequence[int],
     met = Met([], [], [])
     for start in range(len(text)):
         draft = session.propose([*ids, *text[:start]], longest, Sampling(), Random(0))
-        agreed = [x == y for x, y in zip(draft.tokens, text[start:], strict=False)]
+        agreed = [x == y for x, y in zip(draft.bring_home(), text[start:], strict=False)]
         met.offered.append(len(draft.tokens))
         met.kept.append((*agreed, False).index(False))
         met.by_model.append(draft.passes > 0)

@@ -118,7 +118,7 @@ def read(target: Any, ids: Sequence[int], last: int, watched: Sequence[int]) -> 
     session = open_session(target, capacity=len(ids))
     if not isinstance(session, FastSession):
         raise SpecdecError("a draft on the target's features needs a Llama or Qwen2: use a draft of another kind")
-    session.watch(watched)
+    session.capture_hidden(watched)
     logits = session.feed(torch.tensor([list(ids)], device=session.device), last=last)[0].float()
     return logits, session.cache.features[0, : len(ids)]
 

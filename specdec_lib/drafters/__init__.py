@@ -1,6 +1,7 @@
 """Drafters: a model, a table, lookup, early exit, the target's features, several composed, other tokenizers."""
 
-from .base import Draft, Drafter, DraftSession, Sampling
+from ..sampling import SamplingParams
+from .base import Draft, DraftBatch, Drafter, DraftSession
 from .composed import ComposedDrafter
 from .early_exit import EarlyExitDrafter
 from .features import FeatureDrafter
@@ -9,9 +10,13 @@ from .model import ModelDrafter, as_drafter
 from .ngram import NGramDrafter
 from .other_tokenizer import SharedVocabularyDrafter, TextDrafter
 
+Sampling = SamplingParams  # old name, until the sweep
+
 __all__ = [
+    "Sampling",
     "ComposedDrafter",
     "Draft",
+    "DraftBatch",
     "DraftSession",
     "Drafter",
     "EarlyExitDrafter",
@@ -19,7 +24,7 @@ __all__ = [
     "ModelDrafter",
     "NGramDrafter",
     "PromptLookupDrafter",
-    "Sampling",
+    "SamplingParams",
     "SharedVocabularyDrafter",
     "TextDrafter",
     "as_drafter",

@@ -3,7 +3,7 @@
 `generate` has no argument for a candidate generator of one's own: which one it makes is decided in private.  But it
 asks its assistant for a draft by calling the assistant's `generate`, and takes from the result the text with the
 draft and the scores that each token was drawn from.  A model whose `generate` answers with a drafter's tokens and the
-logarithm of its laws is therefore an assistant, and transformers' own check keeps the target's law.
+logarithm of its distributions is therefore an assistant, and transformers' own check keeps the target's distribution.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from transformers.generation import GenerateDecoderOnlyOutput, GenerationMixin
 from ..errors import SpecdecError
 from ..lengths import check_gamma
 from ..models.pair import is_encoder_decoder, vocabulary_size
-from .base import Draft, Drafter, Sampling, reads_target
+from ..sampling import SamplingParams
+from .base import Draft, Drafter
 
 
 class DrafterAssistant(PreTrainedModel, GenerationMixin):
@@ -37,7 +38,7 @@ class DrafterAssistant(PreTrainedModel, GenerationMixin):
         check_gamma(gamma)
         if is_encoder_decoder(target):
             raise SpecdecError("transformers hands no source to an assistant like this: use specdec_lib.generate")
-        if not hasattr(drafter, "start") or reads_target(drafter):
+        if not isinstance(drafter, Drafter) or drafter.reads_target:
             raise SpecdecError(
                 f"a {type(drafter).__name__} cannot draft in transformers' loop: "
                 "give a drafter that starts on its own, such as NGramDrafter or ComposedDrafter"
@@ -69,14 +70,14 @@ class DrafterAssistant(PreTrainedModel, GenerationMixin):
         if self.session is None or prefix[: len(self.prefix)] != self.prefix:
             self.session = self.drafter.start(self.config.vocab_size)
         self.prefix = prefix
-        sampling = Sampling(
+        params = SamplingParams(
             1.0 if asked["generation_config"].do_sample else 0.0, processors=tuple(asked.get("logits_processor") or ())
         )
         random = Random(int(torch.randint(1 << 62, ())))  # follows the caller's torch.manual_seed
-        draft = self.session.propose(prefix, max_new_tokens, sampling, random)
-        if not draft.tokens:
-            draft = Draft(prefix[-1:])
+        draft = self.session.propose(prefix, max_new_tokens, params, random)
+        if not len(draft):
+            draft = Draft(prefix[-1:], certain=True)
         like = torch.zeros(len(draft.tokens), self.config.vocab_size, device=self.device)
-        scores = draft.q(like).log()
-        text: Any = torch.cat([input_ids, torch.tensor([draft.tokens], device=self.device)], dim=1)
+        scores = draft.probs_like(like).log()
+        text: Any = torch.cat([input_ids, draft.on(self.device)[None]], dim=1)
         return GenerateDecoderOnlyOutput(sequences=text, scores=tuple(scores[:, None].float()))

@@ -1,172 +1,175 @@
-"""Who proposes.  A drafter returns tokens *and the laws they were truly drawn from*: losslessness rests on it."""
+"""Who proposes.  A drafter returns tokens *and the distributions they were truly drawn from*: losslessness rests on it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from ..distributions import one_hot, warp
+from ..distributions import one_hot
 from ..errors import SpecdecError
-from ..processing import Processor
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How a law is made from logits; the same for target and draft, as in the paper's experiments.
-
-    Attributes:
-        temperature: >= 0; 0 decodes greedily.
-        top_k, top_p, min_p: truncations, None for none.
-        processors: see `specdec_lib.processing`; they come first, and see the text so far.
-    """
-
-    temperature: float = 0.0
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    processors: tuple[Processor, ...] = ()
-
-    def __post_init__(self) -> None:
-        t = self.temperature
-        if isinstance(t, bool) or not isinstance(t, (int, float)) or not 0 <= t < float("inf"):
-            raise SpecdecError(
-                f"temperature must be a number >= 0, got {t!r}: use 0 for greedy decoding, 1 for sampling"
-            )
-        if self.top_k is not None and (not isinstance(self.top_k, int) or self.top_k < 1):
-            raise SpecdecError(
-                f"top_k must be a whole number >= 1, got {self.top_k!r}: leave it out to keep all tokens"
-            )
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise SpecdecError(f"top_p must lie in (0, 1], got {self.top_p!r}: leave it out to keep all tokens")
-        if self.min_p is not None and not 0 <= self.min_p <= 1:
-            raise SpecdecError(f"min_p must lie in [0, 1], got {self.min_p!r}: leave it out to keep all tokens")
-        set_ones = [n for n in ("top_k", "top_p", "min_p") if getattr(self, n) is not None]
-        if t == 0 and set_ones:
-            raise SpecdecError(
-                f"{set_ones[0]} changes nothing at temperature 0: leave it out, or set temperature above 0"
-            )
-
-    @property
-    def greedy(self) -> bool:
-        return self.temperature == 0
-
-    def law(self, logits: torch.Tensor) -> torch.Tensor:
-        """Laws `[..., V]` from logits `[..., V]`, in float32 at least."""
-        if logits.dtype in (torch.bfloat16, torch.float16):
-            logits = logits.float()
-        return warp(logits, self.temperature, self.top_k, self.top_p, self.min_p)
+from ..models.session import Session
+from ..sampling import SamplingParams
 
 
 @dataclass
 class Draft:
-    """Proposed tokens and their laws.
+    """Proposed tokens and the distributions they come from.
 
     Attributes:
-        tokens: the proposed ids, at most gamma of them, perhaps none.
-        laws: `[len(tokens), V]`, the law that each token was drawn from; None says that every token was certain
-            (a point mass), as in a lookup or a greedy draft.
+        tokens: the proposed ids, at most gamma of them, perhaps none: a list, or an int64 tensor `[g]` that has not left
+            its device (one on a CPU becomes a list).
+        probs: float `[g, V]`, the distribution that each token was drawn from, on any device.
+        certain: True where nothing was left to chance, as in a lookup: each distribution is a point mass, and `probs`
+            is None.  At temperature 0 every draft may leave out `probs`.
         passes: how often a draft model ran.
     """
 
-    tokens: list[int]
-    laws: torch.Tensor | None = None
+    tokens: Sequence[int] | torch.Tensor
+    probs: torch.Tensor | None = None
+    certain: bool = False
     passes: int = 0
 
-    def q(self, like: torch.Tensor) -> torch.Tensor:
-        """The laws `[g, V]`, on the device of `like` `[>= g, V]`; point masses in its dtype."""
-        g = len(self.tokens)
-        if self.laws is not None:
-            return self.laws.to(like.device)
-        if g == 0:
-            return like[:0]
-        return one_hot(torch.tensor(self.tokens, device=like.device, dtype=torch.long), like[:g])
+    def __post_init__(self) -> None:
+        if isinstance(self.tokens, torch.Tensor) and self.tokens.device.type == "cpu":
+            self.bring_home()
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def on(self, device: torch.device) -> torch.Tensor:
+        """The tokens as a tensor `[g]` on `device`."""
+        return torch.as_tensor(self.tokens, dtype=torch.long, device=device)
+
+    def probs_like(self, p: torch.Tensor) -> torch.Tensor:
+        """The distributions `[g, V]` on the device of `p` `[>= g, V]`; point masses in its dtype."""
+        if self.probs is not None:
+            return self.probs.to(p.device)
+        return one_hot(self.on(p.device), p[: len(self)]) if len(self) else p[:0]
+
+    def bring_home(self) -> list[int]:
+        """The tokens as a list, for which the host waits if they are on a device; they stay a list."""
+        if isinstance(self.tokens, torch.Tensor):
+            self.tokens = self.tokens.tolist()
+        return list(self.tokens)
 
 
-class DraftSession(Protocol):
+class DraftSession:
     """A drafter at work on one text."""
 
-    def propose(self, prefix: list[int], gamma: int, sampling: Sampling, random: Random) -> Draft:
-        """At most `gamma` tokens to follow `prefix`, which extends the prefix of the call before."""
-        ...
+    def propose(self, prefix: list[int], gamma: int, params: SamplingParams, random: Random) -> Draft:
+        """At most `gamma` tokens to follow `prefix`.
+
+        Args:
+            prefix: the whole text so far, prompt included.  From call to call it only grows by what was written: start
+                a new session for another text.
+            gamma: >= 1.
+            params: how to sample; at temperature 0 the most probable tokens are wanted.
+            random: the text's own generator; `sampling.draw(probs, random)` draws a token.
+
+        Returns:
+            A `Draft`, shorter than `gamma` or empty where there is nothing more to say.
+        """
+        raise NotImplementedError
 
 
-class Drafter(Protocol):
-    """Anything that can start a draft session for a text of the given target vocabulary.
+class DraftBatch:
+    """A drafter at work on several texts: the base class runs one session after the other.
 
-    Five more things, where a drafter has them:
-
-    * `certain`: True where its drafts leave nothing to chance, at any temperature;
-    * `start_batch(rows, vocabulary) -> DraftBatch`: drafts for several rows at once;
-    * `with_confidence(threshold) -> Drafter`: one that stops after a token it was less sure of (`lengths.Confidence`);
-    * `reads_target`: True where it drafts with what the target has computed; in place of `start` it has
-      `start_on(target, vocabulary) -> DraftBatch`, where `target` is the `models.batch.Batch` of the call;
-    * `one_text`: True where that batch may have one row only.
+    Args:
+        sessions: one for each text.
     """
 
-    def start(self, vocabulary: int) -> DraftSession: ...
-
-
-class DraftBatch(Protocol):
-    """A drafter at work on several texts."""
+    def __init__(self, sessions: Sequence[DraftSession] = ()):
+        self.sessions = list(sessions)
 
     def propose(
-        self, prefixes: list[list[int]], gammas: list[int], samplings: list[Sampling], randoms: list[Random]
+        self, prefixes: list[list[int]], gammas: list[int], params: list[SamplingParams], randoms: list[Random]
     ) -> list[Draft]:
-        """As `DraftSession.propose`, for each row; a row with `gamma` below 1 drafts nothing."""
-        ...
-
-    def keep(self, rows: list[int]) -> None:
-        """Go on with these rows only."""
-        ...
-
-
-class RowByRow:
-    """Draft sessions as a batch: one row after the other."""
-
-    def __init__(self, sessions: list[DraftSession]):
-        self.sessions = sessions
-
-    def propose(
-        self, prefixes: list[list[int]], gammas: list[int], samplings: list[Sampling], randoms: list[Random]
-    ) -> list[Draft]:
+        """As `DraftSession.propose`, for each text; one with a gamma below 1 drafts nothing."""
         return [
-            session.propose(prefix, gamma, sampling, random) if gamma > 0 else Draft([])
-            for session, prefix, gamma, sampling, random in zip(
-                self.sessions, prefixes, gammas, samplings, randoms, strict=True
+            session.propose(prefix, gamma, how, random) if gamma > 0 else Draft([])
+            for session, prefix, gamma, how, random in zip(
+                self.sessions, prefixes, gammas, params, randoms, strict=True
             )
         ]
 
-    def keep(self, rows: list[int]) -> None:
+    def select_rows(self, rows: Sequence[int]) -> None:
+        """Go on with these texts, in this order; one may come more than once."""
         self.sessions = [self.sessions[i] for i in rows]
 
 
-class NoDrafts:
-    """Plain decoding: nothing is proposed."""
+class Drafter:
+    """Anything that proposes tokens.  A drafter of your own overrides `start`, and what else differs from the defaults.
 
-    def propose(
-        self, prefixes: list[list[int]], gammas: list[int], samplings: list[Sampling], randoms: list[Random]
-    ) -> list[Draft]:
-        return [Draft([]) for _ in prefixes]
+    Attributes:
+        certain: whether its drafts leave nothing to chance, at any temperature.
+        reads_target: whether it drafts with what the target has computed; it then overrides `start_batch`.
+        one_text: whether it can draft for one text at a time only.
+        confidence: a draft ends after a token that was less probable than this; 0 for a drafter without it.
 
-    def keep(self, rows: list[int]) -> None: ...
+    A drafter that always says the same token twice:
 
-
-def reads_target(drafter: Any) -> bool:
-    """Whether a drafter works in its target's own session."""
-    return getattr(drafter, "reads_target", False)
-
-
-def start_rows(drafter: Any, rows: int, vocabulary: int, target: Any = None) -> DraftBatch:
-    """A batch of a drafter's own where it has one and there is more than one row, else row by row.
-
-    Args:
-        target: the target's batch, for a drafter that reads it.
+    >>> class Stutter(Drafter):
+    ...     certain = True
+    ...     def start(self, vocabulary):
+    ...         return StutterSession()
+    >>> class StutterSession(DraftSession):
+    ...     def propose(self, prefix, gamma, params, random):
+    ...         return Draft(prefix[-1:] * min(gamma, 2), certain=True)
+    >>> Stutter().start(vocabulary=10).propose([5, 7], 4, SamplingParams(), Random(0)).tokens
+    [7, 7]
     """
-    if reads_target(drafter) and target is not None:
-        return drafter.start_on(target, vocabulary)
-    if rows > 1 and hasattr(drafter, "start_batch"):
-        return drafter.start_batch(rows, vocabulary)
-    return RowByRow([drafter.start(vocabulary) for _ in range(rows)])
+
+    certain: bool = False
+    reads_target: bool = False
+    one_text: bool = False
+    confidence: float = 0.0
+
+    def start(self, vocabulary: int) -> DraftSession:
+        """A session for one text of a target with so many tokens; `Draft.probs` has as many columns."""
+        raise NotImplementedError
+
+    def start_batch(self, rows: int, vocabulary: int, target: Session | None = None) -> DraftBatch:
+        """Sessions for several texts.
+
+        Args:
+            rows: how many texts.
+            vocabulary: the target's number of tokens.
+            target: the target's session, of as many rows, empty; None where nothing is decoded with it.
+        """
+        return DraftBatch([self.start(vocabulary) for _ in range(rows)])
+
+    def with_confidence(self, threshold: float) -> Drafter:
+        """The drafter with another `confidence`, for `Confidence` as a rule for gamma."""
+        raise SpecdecError(
+            f"{type(self).__name__} knows no confidence that a threshold could end a draft by: "
+            "use another rule for gamma, or a draft model"
+        )
+
+
+def check_draft(draft: Any, drafter: Drafter, gamma: int, params: SamplingParams, vocabulary: int) -> None:
+    """Refuse a draft that breaks its drafter's promise, as far as its shape tells."""
+    name = type(drafter).__name__
+    if not isinstance(draft, Draft):
+        raise SpecdecError(f"{name} must return a Draft, got a {type(draft).__name__}: return Draft(tokens, probs)")
+    g, tokens = len(draft), draft.tokens
+    if g > max(gamma, 0):
+        raise SpecdecError(f"{name} drafted {g} tokens where {gamma} were asked for: return at most gamma tokens")
+    if not isinstance(tokens, torch.Tensor) and (bad := [t for t in tokens if not 0 <= t < vocabulary]):
+        raise SpecdecError(f"{name} drafted token {bad[0]}, outside the target's vocabulary of {vocabulary}")
+    if draft.probs is None:
+        if g and not (draft.certain or params.greedy):
+            raise SpecdecError(
+                f"{name} drafted at temperature {params.temperature:g} without probabilities: return Draft(tokens, "
+                "probs) with what they were drawn from, or Draft(tokens, certain=True) if nothing was left to chance"
+            )
+    elif draft.certain or tuple(draft.probs.shape) != (g, vocabulary):
+        given = "certain" if draft.certain else f"of shape {tuple(draft.probs.shape)}"
+        raise SpecdecError(
+            f"{name} drafted {g} tokens with probabilities {given}: they must have shape ({g}, {vocabulary}), "
+            "a row for each token, and a certain draft has none"
+        )

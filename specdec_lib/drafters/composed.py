@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from random import Random
 
 from ..errors import SpecdecError
-from ..models.batch import Batch
-from .base import Draft, DraftBatch, Drafter, DraftSession, Sampling, reads_target, start_rows
+from ..models.session import Session
+from ..sampling import SamplingParams
+from .base import Draft, DraftBatch, Drafter, DraftSession
+from .model import OneText, as_drafter
 
 
 @dataclass(frozen=True)
-class ComposedDrafter:
+class ComposedDrafter(Drafter):
     """Ask the drafters in turn; take the first draft that is not empty.
 
     Args:
@@ -26,9 +28,9 @@ class ComposedDrafter:
     >>> from specdec_lib.drafters import NGramDrafter, PromptLookupDrafter
     >>> drafter = ComposedDrafter([PromptLookupDrafter(min_ngram=2), NGramDrafter.fit([[8, 9, 9]])], [None, 2])
     >>> session = drafter.start(vocabulary=10)
-    >>> session.propose([1, 2, 3, 1, 2], 1, Sampling(), Random(0)).tokens  # "1 2" occurred before
+    >>> session.propose([1, 2, 3, 1, 2], 1, SamplingParams(), Random(0)).tokens  # "1 2" occurred before
     [3]
-    >>> session.propose([1, 2, 3, 1, 8], 3, Sampling(), Random(0)).tokens  # "1 8" did not
+    >>> session.propose([1, 2, 3, 1, 2, 3, 8], 3, SamplingParams(), Random(0)).tokens  # "3 8" did not
     [9, 9]
     """
 
@@ -38,6 +40,7 @@ class ComposedDrafter:
     def __post_init__(self) -> None:
         if not self.drafters:
             raise SpecdecError("a composed drafter needs at least one drafter, got none")
+        object.__setattr__(self, "drafters", [as_drafter(drafter) for drafter in self.drafters])
         limits = self.limits
         if len(limits) != len(self.drafters) or any(n is not None and n < 1 for n in limits):
             raise SpecdecError(
@@ -49,68 +52,58 @@ class ComposedDrafter:
         return self.longest or [None] * len(self.drafters)
 
     @property
-    def certain(self) -> bool:
-        return all(getattr(drafter, "certain", False) for drafter in self.drafters)
+    def certain(self) -> bool:  # type: ignore[override]
+        return all(drafter.certain for drafter in self.drafters)
 
     @property
-    def confidence(self) -> float:
+    def confidence(self) -> float:  # type: ignore[override]
         """The largest of its drafters' thresholds."""
-        return max(getattr(drafter, "confidence", 0.0) for drafter in self.drafters)
+        return max(drafter.confidence for drafter in self.drafters)
 
     @property
-    def reads_target(self) -> bool:
-        return any(reads_target(drafter) for drafter in self.drafters)
+    def reads_target(self) -> bool:  # type: ignore[override]
+        return any(drafter.reads_target for drafter in self.drafters)
 
     @property
-    def one_text(self) -> bool:
-        return any(getattr(drafter, "one_text", False) for drafter in self.drafters)
+    def one_text(self) -> bool:  # type: ignore[override]
+        return any(drafter.one_text for drafter in self.drafters)
 
-    def start(self, vocabulary: int) -> ComposedSession:
-        return ComposedSession([drafter.start(vocabulary) for drafter in self.drafters], self.limits)
+    def start(self, vocabulary: int) -> DraftSession:
+        return OneText(self.start_batch(1, vocabulary))
 
-    def start_batch(self, rows: int, vocabulary: int) -> ComposedBatch:
-        return ComposedBatch([start_rows(drafter, rows, vocabulary) for drafter in self.drafters], self.limits)
-
-    def start_on(self, target: Batch, vocabulary: int) -> ComposedBatch:
-        """As `start_batch`, for drafters that read the target."""
-        rows = len(target.lengths)
-        return ComposedBatch([start_rows(drafter, rows, vocabulary, target) for drafter in self.drafters], self.limits)
+    def start_batch(self, rows: int, vocabulary: int, target: Session | None = None) -> ComposedDrafts:
+        return ComposedDrafts([d.start_batch(rows, vocabulary, target) for d in self.drafters], self.limits)
 
     def with_confidence(self, threshold: float) -> ComposedDrafter:
         """The threshold goes to those of the drafters that have a confidence."""
-        drafters = [d.with_confidence(threshold) if hasattr(d, "with_confidence") else d for d in self.drafters]
-        if all(a is b for a, b in zip(drafters, self.drafters, strict=True)):
-            raise SpecdecError("none of these drafters knows a confidence that a threshold could end a draft by")
-        return ComposedDrafter(drafters, self.longest)
+        changed: list[Drafter] = []
+        for drafter in self.drafters:
+            try:
+                changed.append(drafter.with_confidence(threshold))
+            except SpecdecError:
+                changed.append(drafter)
+        if all(a is b for a, b in zip(changed, self.drafters, strict=True)):
+            super().with_confidence(threshold)
+        return ComposedDrafter(changed, self.longest)
 
 
-class ComposedSession:
-    def __init__(self, sessions: list[DraftSession], limits: Sequence[int | None]):
-        self.sessions, self.limits = sessions, limits
+class ComposedDrafts(DraftBatch):
+    """For each text the first of several drafts that is not empty."""
 
-    def propose(self, prefix: list[int], gamma: int, sampling: Sampling, random: Random) -> Draft:
-        for session, limit in zip(self.sessions, self.limits, strict=True):
-            draft = session.propose(prefix, min(gamma, limit or gamma), sampling, random)
-            if draft.tokens:
-                return draft
-        return Draft([])
-
-
-class ComposedBatch:
     def __init__(self, batches: list[DraftBatch], limits: Sequence[int | None]):
         self.batches, self.limits = batches, limits
 
     def propose(
-        self, prefixes: list[list[int]], gammas: list[int], samplings: list[Sampling], randoms: list[Random]
+        self, prefixes: list[list[int]], gammas: list[int], params: list[SamplingParams], randoms: list[Random]
     ) -> list[Draft]:
         drafts = [Draft([]) for _ in prefixes]
         for batch, limit in zip(self.batches, self.limits, strict=True):
-            wanted = [0 if d.tokens else min(gamma, limit or gamma) for d, gamma in zip(drafts, gammas, strict=True)]
+            wanted = [0 if len(d) else min(gamma, limit or gamma) for d, gamma in zip(drafts, gammas, strict=True)]
             if any(n > 0 for n in wanted):
-                found = batch.propose(prefixes, wanted, samplings, randoms)
-                drafts = [a if a.tokens else b for a, b in zip(drafts, found, strict=True)]
+                found = batch.propose(prefixes, wanted, params, randoms)
+                drafts = [a if len(a) else b for a, b in zip(drafts, found, strict=True)]
         return drafts
 
-    def keep(self, rows: list[int]) -> None:
+    def select_rows(self, rows: Sequence[int]) -> None:
         for batch in self.batches:
-            batch.keep(rows)
+            batch.select_rows(rows)

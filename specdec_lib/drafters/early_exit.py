@@ -14,15 +14,16 @@ from typing import ClassVar
 
 import torch
 
+from .. import validate
 from ..errors import SpecdecError
-from ..models.batch import Batch, OneRow
-from ..models.session import FastSession
-from .base import Draft, DraftBatch, DraftSession, RowByRow, Sampling
-from .model import Drawing, check_confidence
+from ..models.session import FastSession, Session
+from ..sampling import SamplingParams
+from .base import Draft, DraftBatch, Drafter, DraftSession
+from .model import DraftSampler, check_confidence
 
 
 @dataclass(frozen=True)
-class EarlyExitDrafter:
+class EarlyExitDrafter(Drafter):
     """Draft with the target's first `layers` layers, its final norm and its output layer.
 
     Nothing of the model or its configuration is changed, also while it drafts.
@@ -38,45 +39,43 @@ class EarlyExitDrafter:
     one_text: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if isinstance(self.layers, bool) or not isinstance(self.layers, int) or self.layers < 1:
-            raise SpecdecError(f"early exit needs a whole number of layers >= 1, got {self.layers!r}")
+        object.__setattr__(self, "layers", validate.whole("the number of layers of an early exit", self.layers, 1))
         check_confidence(self.confidence)
 
     def start(self, vocabulary: int) -> DraftSession:
         raise SpecdecError("early exit drafts in its target's session: give it to generate with Pair(target, draft)")
 
-    def start_on(self, target: Batch, vocabulary: int) -> DraftBatch:
-        session = target.session if isinstance(target, OneRow) else None
-        if not isinstance(session, FastSession):
+    def start_batch(self, rows: int, vocabulary: int, target: Session | None = None) -> DraftBatch:
+        if target is None:
+            self.start(vocabulary)
+        if not isinstance(target, FastSession):
             raise SpecdecError(
                 "early exit needs a target that runs as FastLlama (Llama or Qwen2, loaded with load_pair): "
                 "use another drafter"
             )
-        depth = len(session.model.layers)
+        depth = len(target.model.layers)
         if self.layers >= depth:
             raise SpecdecError(f"early exit after {self.layers} layers is no shortcut: the target has {depth}")
-        return RowByRow([EarlyExitSession(session, self.layers, self.confidence)])
+        return DraftBatch([EarlyExitSession(target, self.layers, self.confidence)])
 
     def with_confidence(self, threshold: float) -> EarlyExitDrafter:
         return EarlyExitDrafter(self.layers, threshold)
 
 
-class EarlyExitSession:
+class EarlyExitSession(DraftSession):
+    """Drafts in the target's own session, which it leaves as it was."""
+
     def __init__(self, session: FastSession, layers: int, confidence: float):
         self.session, self.layers, self.confidence = session, layers, confidence
 
-    def propose(self, prefix: list[int], gamma: int, sampling: Sampling, random: Random) -> Draft:
+    def propose(self, prefix: list[int], gamma: int, params: SamplingParams, random: Random) -> Draft:
         held = self.session.length
         assert held == len(prefix) - 1, "the target's session holds all but the last token"
+        sampler = DraftSampler(prefix, gamma, params, random, self.confidence)
         try:
-            drawing = Drawing(prefix, gamma, sampling, random, self.confidence)
-            wanted = drawing.step(self._feed(prefix[-1]))
-            while wanted:
-                wanted = drawing.step(self._feed(drawing.tokens[-1]))
-            return drawing.draft()
+            ids = torch.tensor(prefix[-1:], device=self.session.device)
+            while sampler.step(self.session.early(ids[None], self.layers)[0, -1]):
+                ids = sampler.last_token
         finally:
             self.session.rollback(held)
-
-    def _feed(self, token: int) -> torch.Tensor:
-        ids = torch.tensor([[token]], device=self.session.device)
-        return self.session.early(ids, self.layers)[0, -1]
+        return sampler.draft()

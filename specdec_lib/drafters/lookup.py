@@ -1,6 +1,6 @@
 """Prompt lookup: where the text repeats itself, propose what followed last time.
 
-The idea is Apoorv Saxena's prompt lookup decoding (2023).  A draft is certain, so its law is a point mass.
+The idea is Apoorv Saxena's prompt lookup decoding (2023).  A draft is certain, so its distribution is a point mass.
 """
 
 from __future__ import annotations
@@ -8,13 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import takewhile
 from random import Random
+from typing import ClassVar
 
+from .. import validate
 from ..errors import SpecdecError
-from .base import Draft, Sampling
+from ..sampling import SamplingParams
+from .base import Draft, Drafter, DraftSession
 
 
 @dataclass(frozen=True)
-class PromptLookupDrafter:
+class PromptLookupDrafter(Drafter):
     """Propose the continuation of the most recent earlier occurrence of the longest matching suffix.
 
     Args:
@@ -22,32 +25,34 @@ class PromptLookupDrafter:
         min_ngram: the shortest.
 
     >>> session = PromptLookupDrafter(max_ngram=2).start(vocabulary=10)
-    >>> session.propose([1, 2, 3, 4, 1, 2], gamma=3, sampling=Sampling(), random=Random(0)).tokens
+    >>> session.propose([1, 2, 3, 4, 1, 2], gamma=3, params=SamplingParams(), random=Random(0)).tokens
     [3, 4, 1]
     """
 
-    certain = True
+    certain: ClassVar[bool] = True
     max_ngram: int = 3
     min_ngram: int = 1
 
     def __post_init__(self) -> None:
-        if not 1 <= self.min_ngram <= self.max_ngram:
+        for name in ("max_ngram", "min_ngram"):
+            object.__setattr__(self, name, validate.whole(name, getattr(self, name), 1))
+        if self.min_ngram > self.max_ngram:
             raise SpecdecError(
-                f"prompt lookup needs 1 <= min_ngram <= max_ngram, got {self.min_ngram} and {self.max_ngram}"
+                f"prompt lookup needs min_ngram <= max_ngram, got {self.min_ngram} and {self.max_ngram}"
             )
 
     def start(self, vocabulary: int) -> LookupSession:
         return LookupSession(self.max_ngram, self.min_ngram, vocabulary)
 
 
-class LookupSession:
+class LookupSession(DraftSession):
     def __init__(self, longest: int, shortest: int, vocabulary: int):
         self.vocabulary = vocabulary
         self.sizes = range(longest, shortest - 1, -1)
         self.after: dict[tuple[int, ...], int] = {}  # n-gram -> position after its last occurrence
         self.indexed = 0  # n-grams that end before this position are in `after`
 
-    def propose(self, prefix: list[int], gamma: int, sampling: Sampling, random: Random) -> Draft:
+    def propose(self, prefix: list[int], gamma: int, params: SamplingParams, random: Random) -> Draft:
         # every n-gram that ends before the last token: the suffix itself must not be found
         for end in range(self.indexed + 1, len(prefix)):
             for size in self.sizes:
@@ -57,5 +62,5 @@ class LookupSession:
         for size in self.sizes:
             if size <= len(prefix) and (start := self.after.get(tuple(prefix[-size:]))):
                 found = prefix[start : start + gamma]  # up to what is no token: an encoder-decoder's start marker
-                return Draft(list(takewhile(lambda token: token < self.vocabulary, found)))
+                return Draft(list(takewhile(lambda token: token < self.vocabulary, found)), certain=True)
         return Draft([])

@@ -2,109 +2,149 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
 import torch
 
-from ..distributions import inverse_cdf
+from .. import sampling, validate
 from ..errors import SpecdecError
-from ..models.batch import open_batch
 from ..models.pair import context_length, is_encoder_decoder, vocabulary_size
-from ..models.session import open_session
+from ..models.session import Session, open_session
 from ..processing import process
-from .base import Draft, Drafter, Sampling
+from ..sampling import SamplingParams, in_float32
+from .base import Draft, DraftBatch, Drafter, DraftSession
 
 
-class ModelDrafter:
-    """Draws each token from a smaller model's law, processed, sharpened and truncated exactly as the target's.
+class ModelDrafter(Drafter):
+    """Draws each token from a smaller model's distribution, processed, sharpened and truncated exactly as the target's.
 
     Args:
         model: a `FastLlama` or a transformers causal language model of the target's tokenizer.  Its vocabulary may be
             padded to another size than the target's (Qwen's models have 151,936 or 152,064 rows for the same tokens).
         confidence: a draft ends after a token that the model gave less probability than this, at temperature 1.  The
-            token itself is kept and verified: dropping it would change the output law (`verify.mutants`).
+            token itself is kept and verified: dropping it would change the output distribution (`verify.mutants`).
     """
 
     def __init__(self, model: Any, confidence: float = 0.0):
         self.model = model
         self.confidence = check_confidence(confidence)
 
-    def start(self, vocabulary: int) -> ModelDraftSession:
-        return ModelDraftSession(self.model, self.confidence, vocabulary)
+    def start(self, vocabulary: int) -> DraftSession:
+        return OneText(self.start_batch(1, vocabulary))
 
-    def start_batch(self, rows: int, vocabulary: int) -> ModelDraftBatch:
-        return ModelDraftBatch(self.model, rows, self.confidence, vocabulary)
+    def start_batch(self, rows: int, vocabulary: int, target: Session | None = None) -> ModelDrafts:
+        return ModelDrafts(self.model, rows, self.confidence, vocabulary)
 
     def with_confidence(self, threshold: float) -> ModelDrafter:
         return ModelDrafter(self.model, threshold)
 
 
-class ModelDraftSession:
-    def __init__(self, model: Any, confidence: float, vocabulary: int):
-        self.session = open_session(model)
-        self.limits = Limits(model, vocabulary)
-        self.confidence = confidence
-        self.fed: list[int] = []  # the tokens that the session holds
+class OneText(DraftSession):
+    """A batch of one text as a session."""
 
-    def propose(self, prefix: list[int], gamma: int, sampling: Sampling, random: Random) -> Draft:
-        gamma = self.limits.length(prefix, gamma)
-        if gamma < 1:
-            return Draft([])
-        drawing = Drawing(prefix, gamma, sampling, random, self.confidence)
-        wanted = drawing.step(self.catch_up(prefix))
-        while wanted:
-            wanted = drawing.step(self.feed(drawing.tokens[-1:]))
-        return drawing.draft()
+    def __init__(self, batch: DraftBatch):
+        self.batch = batch
 
-    def catch_up(self, prefix: list[int]) -> torch.Tensor:
-        """Drop what was rejected, feed what is new; the logits `[V]` that follow `prefix`."""
-        common = in_common(self.fed, prefix)
-        self.session.rollback(common)
-        del self.fed[common:]
-        return self.feed(prefix[common:])
-
-    def feed(self, tokens: list[int]) -> torch.Tensor:
-        self.fed += tokens
-        return self.limits.fit(self.session.feed(torch.tensor([tokens], device=self.session.device))[0, -1])
+    def propose(self, prefix: list[int], gamma: int, params: SamplingParams, random: Random) -> Draft:
+        return self.batch.propose([prefix], [gamma], [params], [random])[0]
 
 
-class ModelDraftBatch:
-    """Drafts for several rows at once, in one pass a token; a row does not see the others."""
+class ModelDrafts(DraftBatch):
+    """Drafts of a model for several texts at once, in one pass a token; a text does not see the others."""
 
     def __init__(self, model: Any, rows: int, confidence: float, vocabulary: int):
-        self.batch = open_batch(model, rows)
-        self.limits = Limits(model, vocabulary)
+        self.session = open_session(model, rows)
+        self.limits = VocabularyLimits(model, vocabulary)
         self.confidence = confidence
-        self.fed: list[list[int]] = [[] for _ in range(rows)]
+        self.readers = [Reader() for _ in range(rows)]
 
     def propose(
-        self, prefixes: list[list[int]], gammas: list[int], samplings: list[Sampling], randoms: list[Random]
+        self, prefixes: list[list[int]], gammas: list[int], params: list[SamplingParams], randoms: list[Random]
     ) -> list[Draft]:
-        drawings = [
-            Drawing(prefix, self.limits.length(prefix, gamma), sampling, random, self.confidence)
-            for prefix, gamma, sampling, random in zip(prefixes, gammas, samplings, randoms, strict=True)
+        samplers = [
+            DraftSampler(prefix, self.limits.length(prefix, gamma), how, random, self.confidence)
+            for prefix, gamma, how, random in zip(prefixes, gammas, params, randoms, strict=True)
         ]
-        common = [in_common(fed, prefix) for fed, prefix in zip(self.fed, prefixes, strict=True)]
-        self.batch.rollback(common)
-        new = []
-        for i, (n, drawing) in enumerate(zip(common, drawings, strict=True)):
-            del self.fed[i][n:]
-            new.append(drawing.prefix[n:] if drawing.gamma > 0 else [])
-        while any(new):
-            logits = self.batch.feed(new, [min(len(ids), 1) for ids in new])
-            for i, ids in enumerate(new):
-                self.fed[i] += ids
-                new[i] = drawings[i].tokens[-1:] if ids and drawings[i].step(self.limits.fit(logits[i][-1])) else []
-        return [drawing.draft() for drawing in drawings]
+        # forget what was refused, and read what was written since
+        held = [reader.sync(prefix) for reader, prefix in zip(self.readers, prefixes, strict=True)]
+        self.session.rollback(held)
+        new: list[Any] = [s.prefix[n:] if s.gamma > 0 else [] for s, n in zip(samplers, held, strict=True)]
+        for reader, ids in zip(self.readers, new, strict=True):
+            reader.held += len(ids)
+        while any(map(len, new)):
+            logits = self.session.feed_rows(new, [min(len(ids), 1) for ids in new])
+            for i, sampler in enumerate(samplers):
+                more = len(new[i]) > 0 and sampler.step(self.limits.fit(logits[i][-1]))
+                new[i] = sampler.last_token if more else []
+        drafts = [sampler.draft() for sampler in samplers]
+        for reader, draft in zip(self.readers, drafts, strict=True):
+            reader.note(draft)
+        return drafts
 
-    def keep(self, rows: list[int]) -> None:
-        """Go on with these rows only."""
-        self.batch.keep(rows)
-        self.fed = [self.fed[i] for i in rows]
+    def select_rows(self, rows: Sequence[int]) -> None:
+        self.session.select_rows(rows)
+        self.readers = [self.readers[i].copy() for i in rows]
 
 
-class Limits:
+class Reader:
+    """Which tokens of a text a draft model holds, so that each round reads only what is new.
+
+    Its drafted tokens may be on a device while it drafts; by the next round the loop has brought them home.
+
+    Attributes:
+        held: how many tokens of the prefix are read; the drafted ones but the last are read after them.
+    """
+
+    def __init__(self) -> None:
+        self.held = 0
+        self.drafted: Draft = Draft([])
+
+    def sync(self, prefix: list[int], same: int | None = None) -> int:
+        """How many of the tokens that are held begin `prefix`, less its last one, which is always read again.
+
+        The prefix goes on from the last one, so only what was drafted is compared.
+
+        Args:
+            same: how many tokens `prefix` shares with the last one, where it does not go on from it.
+        """
+        if same is not None and same < self.held:
+            self.held, self.drafted = same, Draft([])
+        drafted = self.drafted.bring_home()[:-1]  # the last one was never read
+        self.drafted = Draft([])
+        self.held += common_prefix_length(drafted, prefix[self.held :])
+        self.held = min(self.held, len(prefix) - 1)
+        return self.held
+
+    def note(self, draft: Draft) -> None:
+        """A draft was made after what is held."""
+        if len(draft):
+            self.drafted = draft
+
+    def copy(self) -> Reader:
+        other = Reader()
+        other.held, other.drafted = self.held, self.drafted
+        return other
+
+
+def common_prefix_length(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many first tokens the lists `a` and `b` share.
+
+    >>> common_prefix_length([5, 6, 7], [5, 6, 8, 9])
+    2
+    """
+    low, high = 0, min(len(a), len(b))
+    while low < high:  # a slice is compared at C's speed, a loop over tokens is not
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+class VocabularyLimits:
     """What a draft model can read and say, beside a target of `vocabulary` tokens: the same ones, perhaps padded."""
 
     def __init__(self, model: Any, vocabulary: int):
@@ -129,66 +169,68 @@ class Limits:
         return torch.nn.functional.pad(logits[: self.vocabulary], (0, more), value=float("-inf"))
 
 
-def in_common(fed: list[int], prefix: list[int]) -> int:
-    """How many tokens of `prefix`, less its last one, are what was fed."""
-    common = min(len(fed), len(prefix) - 1)
-    while fed[:common] != prefix[:common]:
-        common -= 1
-    return common
+class DraftSampler:
+    """One draft in the making: each step is given the logits that follow the text so far and draws a token from them.
 
+    Tokens stay on the device of the logits, so no step waits for it, unless a confidence or a processor has to look.
+    """
 
-class Drawing:
-    """One draft on its way: each step is given the logits that follow the text so far and draws a token from them."""
-
-    def __init__(self, prefix: list[int], gamma: int, sampling: Sampling, random: Random, confidence: float = 0.0):
-        self.prefix, self.gamma, self.sampling, self.random = prefix, gamma, sampling, random
+    def __init__(self, prefix: list[int], gamma: int, params: SamplingParams, random: Random, confidence: float = 0.0):
+        self.prefix, self.gamma, self.params, self.random = prefix, gamma, params, random
         self.confidence = confidence
-        self.tokens: list[int] = []
-        self.laws: list[torch.Tensor] = []
+        self.tokens: list[torch.Tensor] = []  # each int64 [1]
+        self.probs: list[torch.Tensor] = []
         self.passes = 0
+
+    @property
+    def last_token(self) -> torch.Tensor:
+        """The token that was drawn last, int64 `[1]`."""
+        return self.tokens[-1]
 
     def step(self, logits: torch.Tensor) -> bool:
         """Draw a token from `logits` `[V]`; whether one more is wanted after it."""
         self.passes += 1
-        if self.sampling.processors:
-            ids = torch.tensor([*self.prefix, *self.tokens], device=logits.device)
-            logits = process(self.sampling.processors, ids, logits)
+        if self.params.processors:
+            ids = torch.cat([torch.tensor(self.prefix, device=logits.device), *self.tokens])
+            logits = process(self.params.processors, ids, logits)
             if not bool(logits.max() > float("-inf")):  # all that the processors allow has probability 0 here
                 return False
-        if self.sampling.greedy:
-            token = int(logits.argmax())
+        if self.params.greedy:
+            token = logits.argmax()
         else:
-            self.laws.append(self.sampling.law(logits))
-            token = inverse_cdf(self.laws[-1], self.random.random())
-        self.tokens.append(token)
-        if self.confidence and float(logits.softmax(-1)[token]) < self.confidence:
+            self.probs.append(self.params.probs(logits))
+            token = sampling.draw(self.probs[-1], self.random)
+        self.tokens.append(torch.as_tensor(token, dtype=torch.long, device=logits.device).reshape(1))
+        if self.confidence and float(in_float32(logits).softmax(-1)[token]) < self.confidence:
             return False
         return len(self.tokens) < self.gamma
 
     def draft(self) -> Draft:
-        return Draft(self.tokens, torch.stack(self.laws) if self.laws else None, self.passes)
+        tokens = torch.cat(self.tokens) if self.tokens else []
+        return Draft(tokens, torch.stack(self.probs) if self.probs else None, passes=self.passes)
 
 
 def check_confidence(threshold: float) -> float:
-    if isinstance(threshold, bool) or not isinstance(threshold, (int, float)) or not 0 <= threshold <= 1:
-        raise SpecdecError(
-            f"a confidence threshold must lie in [0, 1], got {threshold!r}: 0 never ends a draft early, 0.4 is usual"
-        )
-    return threshold
+    return validate.number(
+        "a confidence threshold", threshold, 0, 1, remedy="0 never ends a draft early, 0.4 is usual"
+    )
 
 
 def check_draft_model(model: Any) -> None:
     """Refuse a model that cannot draft text of its own tokens."""
-    if hasattr(model, "config") and is_encoder_decoder(model):
+    if not isinstance(model, Drafter) and is_encoder_decoder(model):
         raise SpecdecError("an encoder-decoder cannot draft in other tokens: use a decoder-only draft")
 
 
 def as_drafter(draft: Any) -> Drafter:
     """A drafter as it is; a model wrapped as one."""
-    if hasattr(draft, "start"):
+    if isinstance(draft, Drafter):
         return draft
-    if hasattr(draft, "config"):
+    if isinstance(draft, type) and issubclass(draft, Drafter):
+        raise SpecdecError(f"{draft.__name__} is a class: give an instance, {draft.__name__}(...)")
+    if hasattr(draft, "config") and not isinstance(draft, type):
         return ModelDrafter(draft)
     raise SpecdecError(
-        f"{type(draft).__name__} is no draft: give a model, a drafter such as PromptLookupDrafter(), or a folder's name"
+        f"{validate.shown(draft)} is no draft: give a model, or a subclass of specdec_lib.Drafter such as "
+        "PromptLookupDrafter()"
     )

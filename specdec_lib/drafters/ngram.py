@@ -1,7 +1,7 @@
 """An n-gram table with back-off: a draft that costs next to nothing.
 
 For each context of `order - 1` tokens, the table holds the token that followed most often; where a context is
-unknown, shorter ones are tried down to none.  A draft is certain, so its law is a point mass.
+unknown, shorter ones are tried down to none.  A draft is certain, so its distribution is a point mass.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ from random import Random
 import numpy as np
 
 from ..errors import SpecdecError
-from .base import Draft, Sampling
+from ..sampling import SamplingParams
+from .base import Draft, Drafter, DraftSession
 
 _BITS = 16  # a context of up to three tokens is packed into one 64-bit key; larger vocabularies are refused
 
 
-class NGramDrafter:
+class NGramDrafter(Drafter):
     """Back-off n-gram table of orders 1 to `order` (at most 4).
 
     Args:
         tables: for each order k = 1, 2, ...: (sorted context keys uint64, following token uint16).
 
     >>> table = NGramDrafter.fit([[5, 6, 7, 5, 6, 7, 5, 6]], order=3)
-    >>> table.start(vocabulary=10).propose([1, 5, 6], gamma=4, sampling=Sampling(), random=Random(0)).tokens
+    >>> table.start(vocabulary=10).propose([1, 5, 6], gamma=4, params=SamplingParams(), random=Random(0)).tokens
     [7, 5, 6, 7]
     """
 
@@ -103,16 +104,16 @@ class NGramDrafter:
         return cls([(arrays[f"keys{i}"], arrays[f"tokens{i}"]) for i in range(len(arrays) // 2)])
 
 
-class NGramSession:
+class NGramSession(DraftSession):
     def __init__(self, table: NGramDrafter):
         self.table = table
 
-    def propose(self, prefix: list[int], gamma: int, sampling: Sampling, random: Random) -> Draft:
+    def propose(self, prefix: list[int], gamma: int, params: SamplingParams, random: Random) -> Draft:
         tokens: list[int] = []
         recent = prefix[-(self.table.order - 1) :] if self.table.order > 1 else []
         for _ in range(gamma):
             tokens.append(self.table.following(recent + tokens))
-        return Draft(tokens)
+        return Draft(tokens, certain=True)
 
 
 def _keys(text: np.ndarray, size: int) -> np.ndarray:

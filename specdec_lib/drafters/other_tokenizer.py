@@ -17,14 +17,24 @@ import torch
 
 from ..errors import SpecdecError
 from ..models.pair import vocabulary_size
+from ..models.session import open_session
 from ..stopping import UNFINISHED
-from .base import Draft, Drafter, Sampling, reads_target
-from .model import Drawing, ModelDraftSession, as_drafter, check_confidence, check_draft_model
+from ..sampling import SamplingParams
+from .base import Draft, Drafter, DraftSession
+from .model import (
+    DraftSampler,
+    Reader,
+    VocabularyLimits,
+    as_drafter,
+    check_confidence,
+    check_draft_model,
+    common_prefix_length,
+)
 
 LOOKBACK = 10  # tokens of the text that a draft's text is re-encoded with, so that they meet as they would in a text
 
 
-class TextDrafter:
+class TextDrafter(Drafter):
     """Proposes the text that another drafter writes in its own tokens, re-encoded into the target's.
 
     The draft model says its most probable tokens.  They are a certain draft for the target, a point mass: exact
@@ -41,7 +51,7 @@ class TextDrafter:
     def __init__(self, draft: Any, tokenizer: Any, target_tokenizer: Any):
         check_draft_model(draft)
         self.draft: Drafter = as_drafter(draft)
-        if reads_target(self.draft):
+        if self.draft.reads_target:
             raise SpecdecError("this draft reads the target, in the target's own tokens: give it to Pair as it is")
         self.tokenizer, self.target_tokenizer = tokenizer, target_tokenizer
         self.bridge = Bridge(target_tokenizer, tokenizer)
@@ -51,32 +61,30 @@ class TextDrafter:
         return TextSession(self.draft.start(size_of(self.tokenizer)), self.bridge, vocabulary)
 
     def with_confidence(self, threshold: float) -> TextDrafter:
-        if not hasattr(self.draft, "with_confidence"):
-            raise SpecdecError(f"{type(self.draft).__name__} knows no confidence that a threshold could end a draft by")
         return TextDrafter(self.draft.with_confidence(threshold), self.tokenizer, self.target_tokenizer)
 
 
-class TextSession:
+class TextSession(DraftSession):
     def __init__(self, session: Any, bridge: Bridge, vocabulary: int):
         self.session, self.bridge, self.vocabulary = session, bridge, vocabulary
 
-    def propose(self, prefix: list[int], gamma: int, sampling: Sampling, random: Random) -> Draft:
+    def propose(self, prefix: list[int], gamma: int, params: SamplingParams, random: Random) -> Draft:
         if gamma < 1:
             return Draft([])
         own, _ = self.bridge.draft_tokens(prefix)
         if not own:
             return Draft([])
-        draft = self.session.propose(own, gamma, Sampling(), random)
-        written, end = self.bridge.until_special(draft.tokens)
+        draft = self.session.propose(own, gamma, SamplingParams(), random)
+        written, end = self.bridge.until_special(draft.bring_home())
         text, whole = self.bridge.new_text(own, written)
         tokens = self.bridge.target_tokens(prefix, text) if text else []
         if whole and end is not None and (tokens or not text):
             tokens = [*tokens, end]
         bad = next((i for i, token in enumerate(tokens) if token >= self.vocabulary), len(tokens))
-        return Draft(tokens[: min(bad, gamma)], None, draft.passes)
+        return Draft(tokens[: min(bad, gamma)], certain=True, passes=draft.passes)
 
 
-class SharedVocabularyDrafter:
+class SharedVocabularyDrafter(Drafter):
     """Draws from a draft model's law, restricted to the tokens that both tokenizers know and renormalised.
 
     `q(x) = d(x) / sum over shared tokens of d`, in the target's ids; that law is drawn from and reported, so it is
@@ -114,35 +122,50 @@ class SharedVocabularyDrafter:
         return drafter
 
 
-class SharedSession:
+class SharedSession(DraftSession):
     def __init__(self, drafter: SharedVocabularyDrafter, vocabulary: int):
         self.bridge, self.confidence, self.vocabulary = drafter.bridge, drafter.confidence, vocabulary
         self.own_token = {token: d for token, d in drafter.own_token.items() if token < vocabulary}
-        self.reader = ModelDraftSession(drafter.model, 0.0, vocabulary_size(drafter.model))
-        device = self.reader.session.device
+        self.session = open_session(drafter.model)
+        self.limits = VocabularyLimits(drafter.model, vocabulary_size(drafter.model))
+        self.reader = Reader()
+        device = self.session.device
         self.tokens = torch.tensor(list(self.own_token), device=device)
         self.own = torch.tensor(list(self.own_token.values()), device=device)
+        self.own_of = torch.zeros(vocabulary, dtype=torch.long, device=device).index_copy(0, self.tokens, self.own)
+        self.read: list[int] = []  # the text in the draft's tokens, as it was read last
 
-    def propose(self, prefix: list[int], gamma: int, sampling: Sampling, random: Random) -> Draft:
+    def propose(self, prefix: list[int], gamma: int, params: SamplingParams, random: Random) -> Draft:
         own = self.own_tokens(prefix)
-        if not own or (gamma := self.reader.limits.length(own, gamma)) < 1:
+        if not own or (gamma := self.limits.length(own, gamma)) < 1:
             return Draft([])
-        drawing = Drawing(prefix, gamma, sampling, random, self.confidence)
-        wanted = drawing.step(self.restricted(self.reader.catch_up(own)))
+        sampler = DraftSampler(prefix, gamma, params, random, self.confidence)
+        wanted = sampler.step(self.restricted(self.catch_up(own)))
+        fed = []
         while wanted:
-            wanted = drawing.step(self.restricted(self.reader.feed([self.own_token[drawing.tokens[-1]]])))
-        return drawing.draft()
+            fed.append(self.own_of.index_select(0, sampler.last_token))
+            wanted = sampler.step(self.restricted(self.session.feed(fed[-1][None])[0, -1]))
+        if fed:  # and one token more: the reader leaves out the last
+            self.reader.note(Draft(torch.cat([*fed, sampler.last_token])))
+        return sampler.draft()
+
+    def catch_up(self, own: list[int]) -> torch.Tensor:
+        """Drop what changed, feed what is new; the logits `[V]` that follow `own`."""
+        held = self.reader.sync(own, common_prefix_length(self.read, own))
+        self.session.rollback(held)
+        self.read, self.reader.held = own, len(own)
+        return self.session.feed(torch.tensor([own[held:]], device=self.session.device))[0, -1]
 
     def own_tokens(self, prefix: list[int]) -> list[int]:
         """`prefix` in the draft's tokens, none where it cannot read it: half a character, or a token without a row."""
         own, finished = self.bridge.draft_tokens(prefix)
         # the draft cannot read the first half of a character, so it has nothing to say about the second
-        return own if finished and own and max(own) < self.reader.limits.rows else []
+        return own if finished and own and max(own) < self.limits.rows else []
 
     def logits(self, prefix: list[int]) -> torch.Tensor | None:
         """What the draft says after `prefix`, `[V]` in the target's tokens; None where it cannot read it."""
         own = self.own_tokens(prefix)
-        return self.restricted(self.reader.catch_up(own)) if own else None
+        return self.restricted(self.catch_up(own)) if own else None
 
     def restricted(self, logits: torch.Tensor) -> torch.Tensor:
         """Logits `[V]` of the target's tokens from the draft's own."""

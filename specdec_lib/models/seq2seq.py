@@ -1,4 +1,4 @@
-"""Sessions and batches of an encoder-decoder, the paper's own kind of model: T5, BART and their like.
+"""Sessions of an encoder-decoder, the paper's own kind of model: T5, BART and their like.
 
 To the loops it looks like any other model that is fed a text and rolled back.  The text is
 
@@ -23,9 +23,9 @@ from typing import Any
 import torch
 
 from ..errors import SpecdecError
-from .batch import Columns, last_of, padded
 from .pair import start_marker, vocabulary_size
-from .session import _check_rollback, cache_keyword, class_name, device_of, uncompiled
+from .rows import Columns, padded, tail
+from .session import Ids, Session, cache_keyword, class_name, device_of, uncompiled
 
 
 def start_token(model: Any) -> int:
@@ -44,131 +44,79 @@ def new_cache(of_outputs: Any = None) -> Any:
     return EncoderDecoderCache(DynamicCache() if of_outputs is None else of_outputs, DynamicCache())
 
 
-class EncoderDecoderSession:
-    """A session on a transformers encoder-decoder; `length` counts the source, the marker and the output.
-
-    Args:
-        model: for example a `T5ForConditionalGeneration`.
-        batch: rows; the sources of all are equally long.
-    """
-
-    def __init__(self, model: Any, batch: int = 1):
-        self.model = model
-        self.marker = start_marker(model)
-        self.start_token = start_token(model)
-        self._keyword = cache_keyword(uncompiled(model).forward) or "past_key_values"
-        self._source = torch.empty(batch, 0, dtype=torch.long, device=device_of(model))
-        self._encode()
-
-    def _encode(self) -> None:
-        """Read the whole source; nothing of the output is left."""
-        self.cache = new_cache()
-        self._encoded = self.model.get_encoder()(input_ids=self._source) if self._source.shape[1] else None
-
-    @property
-    def length(self) -> int:
-        return self._source.shape[1] + self.cache.get_seq_length()
-
-    @property
-    def device(self) -> torch.device:
-        return device_of(self.model)
-
-    @torch.inference_mode()
-    def feed(self, ids: torch.Tensor, last: int = 1) -> torch.Tensor:
-        if not self.cache.get_seq_length():
-            ids = self._take_source(ids)
-        n = ids.shape[1]
-        if last > n:
-            raise ValueError(f"logits of {last} positions were asked for, but only {n} of those fed follow the source")
-        if not n:
-            return torch.empty(len(ids), 0, vocabulary_size(self.model), device=self.device, dtype=self.model.dtype)
-        if self._encoded is None:
-            raise ValueError("the output begins, but no source was fed")
-        out = self.model(
-            encoder_outputs=self._encoded, decoder_input_ids=ids, use_cache=True, **{self._keyword: self.cache}
-        )
-        return out.logits[:, n - last :]
-
-    def _take_source(self, ids: torch.Tensor) -> torch.Tensor:
-        """Keep what belongs to the source and encode it; the rest, its marker replaced by the start token."""
-        started = (ids[0] == self.marker).nonzero()
-        end = int(started[0]) if len(started) else ids.shape[1]
-        if end:
-            self._source = torch.cat([self._source, ids[:, :end]], dim=1)
-            self._encode()
-        return ids[:, end:].masked_fill(ids[:, end:] == self.marker, self.start_token)
-
-    @torch.inference_mode()
-    def rollback(self, length: int) -> None:
-        _check_rollback(length, self.length)
-        source = self._source.shape[1]
-        if length < source:
-            self._source = self._source[:, :length]
-            self._encode()
-        elif length < self.length:
-            self.cache.crop(length - self.length)
-
-
 # What counts a decoder's positions by the distance of cache columns.
 RELATIVE = ("t5", "mt5", "umt5")
 
 
-class EncoderDecoderBatch:
-    """Rows of a T5: sources of different length, padded on the right and masked, and outputs in aligned columns.
+class EncoderDecoderSession(Session):
+    """A session on a transformers encoder-decoder; a row's length counts its source, the marker and its output.
 
-    Refused by name are models that number the positions of the output from the cache's first column, which is not
-    the first of every row, and models where rows depend on each other (a router with a capacity).
+    While the outputs of all rows are equally long, one decoder pass without a mask serves them.  Once they part they
+    stand in aligned columns.  Refused by name are then models that number the positions of the output from the cache's
+    first column, which is not the first of every row, and models where rows depend on each other (a router with a
+    capacity).
+
+    Args:
+        model: for example a `T5ForConditionalGeneration`.
+        rows: texts that are decoded together.
     """
 
-    def __init__(self, model: Any, rows: int):
-        if model.config.model_type not in RELATIVE:
-            raise SpecdecError(
-                f"{class_name(model)} cannot decode rows of different length together (only {', '.join(RELATIVE)} can, "
-                "of encoder-decoders): leave out batch_size or drafts"
-            )
+    def __init__(self, model: Any, rows: int = 1):
+        if rows > 1:
+            check_rows(model)
         self.model = model
         self.marker, self.start_token = start_marker(model), start_token(model)
         self.cache = new_cache()
         self.columns = Columns(rows)
         self._keyword = cache_keyword(uncompiled(model).forward) or "past_key_values"
         self._sources: list[list[int]] = [[] for _ in range(rows)]
-        self._encoded: torch.Tensor | None = None  # [batch, longest source, width], None when sources have changed
+        self._encoded: torch.Tensor | None = None  # [rows, longest source, width], None when sources have changed
         self._real = torch.empty(rows, 0, dtype=torch.long, device=device_of(model))  # the mask of the sources
 
     @property
-    def lengths(self) -> list[int]:
+    def lengths(self) -> list[int]:  # type: ignore[override]
         return [len(source) + held for source, held in zip(self._sources, self.columns.lengths, strict=True)]
 
     @property
     def device(self) -> torch.device:
         return device_of(self.model)
 
+    def feed(self, ids: torch.Tensor, last: int = 1) -> torch.Tensor:
+        return torch.stack(self._feed_ragged(list(ids), [last] * len(ids)))
+
     @torch.inference_mode()
-    def feed(self, rows: Sequence[list[int]], last: Sequence[int]) -> list[torch.Tensor]:
+    def _feed_ragged(self, rows: Sequence[Ids], last: Sequence[int]) -> list[torch.Tensor]:
         outputs = [self._take_source(i, row) for i, row in enumerate(rows)]
         if any(k > len(output) for k, output in zip(last, outputs, strict=True)):
             raise ValueError("logits of more positions were asked for than follow the source")
         if self._encoded is None:
             self._encode()
-        if not any(outputs):
-            return [torch.empty(0)] * len(rows)
-        self.columns.align(self.cache.self_attention_cache)
-        ids, _ = padded(outputs, self.device)
-        seen, _ = self.columns.extend(outputs, self.device)
+        if not any(map(len, outputs)):
+            nothing = torch.empty(0, vocabulary_size(self.model), device=self.device, dtype=self.model.dtype)
+            return [nothing] * len(rows)
+        counts = [len(output) for output in outputs]
+        masks: dict[str, torch.Tensor] = {}
+        if len({*counts}) == 1 and self.columns.in_step(self.cache.get_seq_length()):
+            self.columns.extend_all(counts[0])
+        else:
+            self.columns.align(self.cache.self_attention_cache)
+            masks["decoder_attention_mask"], _ = self.columns.extend(counts, self.device)
+        if len(rows) > 1:
+            masks["attention_mask"] = self._real
         logits = self.model(
             encoder_outputs=(self._encoded,),
-            attention_mask=self._real,
-            decoder_input_ids=ids,
-            decoder_attention_mask=seen,
+            decoder_input_ids=padded(outputs, self.device),
             use_cache=True,
             **{self._keyword: self.cache},
+            **masks,
         ).logits
-        return last_of(logits, outputs, last)
+        return tail(logits, outputs, last)
 
-    def _take_source(self, row: int, ids: list[int]) -> list[int]:
+    def _take_source(self, row: int, ids: Ids) -> Ids:
         """Keep what belongs to the source; the rest, its marker replaced by the start token."""
         if self.columns.lengths[row]:
             return ids
+        ids = ids.tolist() if isinstance(ids, torch.Tensor) else list(ids)
         end = ids.index(self.marker) if self.marker in ids else len(ids)
         if end:
             self._sources[row] = self._sources[row] + ids[:end]
@@ -177,26 +125,48 @@ class EncoderDecoderBatch:
 
     def _encode(self) -> None:
         """Read the sources of all rows."""
+        if not any(self._sources):
+            raise ValueError("the output begins, but no source was fed")
         # a row that has none yet still needs something to look at
-        ids, real = padded([source or [self.start_token] for source in self._sources], self.device)
-        self._real = real.long()
-        self._encoded = self.model.get_encoder()(input_ids=ids, attention_mask=self._real).last_hidden_state
+        sources = [source or [self.start_token] for source in self._sources]
+        ids = padded(sources, self.device)
+        real = [[1] * len(source) + [0] * (ids.shape[1] - len(source)) for source in sources]
+        self._real = torch.tensor(real, device=self.device)
+        masks = {"attention_mask": self._real} if len(sources) > 1 else {}
+        self._encoded = self.model.get_encoder()(input_ids=ids, **masks).last_hidden_state
         self.cache = new_cache(self.cache.self_attention_cache)
 
-    def rollback(self, lengths: Sequence[int]) -> None:
+    def _rollback(self, lengths: list[int]) -> None:
         for i, length in enumerate(lengths):
             if length < len(self._sources[i]):
                 self._sources[i], self._encoded = self._sources[i][:length], None
-        sources = map(len, self._sources)
-        self.columns.rollback([max(length - source, 0) for length, source in zip(lengths, sources, strict=True)])
+        held = self.cache.get_seq_length()
+        in_step = self.columns.in_step(held)
+        outputs = [max(n - len(source), 0) for n, source in zip(lengths, self._sources, strict=True)]
+        self.columns.rollback(outputs)
+        if in_step and len({*outputs}) == 1 and outputs[0] < held:
+            self.cache.crop(outputs[0] - held)
 
-    def keep(self, rows: list[int]) -> None:
+    def select_rows(self, rows: Sequence[int]) -> None:
+        if len(rows) > 1:
+            check_rows(self.model)
         self._sources = [self._sources[i] for i in rows]
-        self._real = self._real[rows]
+        index = torch.tensor(rows, device=self.device)
+        self._real = self._real.index_select(0, index)
         if self._encoded is not None:
-            self._encoded = self._encoded[rows]
-        self.cache.batch_select_indices(torch.tensor(rows))
-        self.columns.keep(rows)
+            self._encoded = self._encoded.index_select(0, index)
+        if self.cache.get_seq_length():
+            self.cache.batch_select_indices(index)
+        self.columns.select(rows)
+
+
+def check_rows(model: Any) -> None:
+    """Refuse a model that cannot decode rows of different length together."""
+    if model.config.model_type not in RELATIVE:
+        raise SpecdecError(
+            f"{class_name(model)} cannot decode rows of different length together (only {', '.join(RELATIVE)} can, "
+            "of encoder-decoders): leave out batch_size or drafts"
+        )
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,8 @@
-"""A prefix and what a model remembers of it: feed tokens, read logits, roll back.
+"""A session: what a model remembers of one text or of several, row by row.  Feed tokens, read logits, roll back.
 
-The only module that knows how transformers keeps its cache.  What it relies on, pinned by
+Rows may be of different length: each feeds what it likes and rolls back on its own.  One text is a session of one row.
+
+This room is the only one that knows how transformers keeps its cache.  What it relies on, pinned by
 `tests/test_session.py` on the oldest and the newest release that `pyproject.toml` admits:
 
 * `DynamicCache(config=...)` fits the model, and its `crop(-n)` removes the last `n` positions;
@@ -13,35 +15,92 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import torch
 
 from ..errors import SpecdecError
 from .fast import FastLlama
+from .rows import Columns, padded, tail
+
+Ids: TypeAlias = Sequence[int] | torch.Tensor
+"""Token ids: a list, or a tensor `[n]` on the session's device, as a draft model leaves them."""
 
 
-class Session(Protocol):
-    """What a decoder needs of a model.  `length` counts the tokens fed and not rolled back."""
+class Session:
+    """What a decoder needs of a model.
+
+    Attributes:
+        lengths: how many tokens each row holds: fed and not rolled back.
+    """
+
+    lengths: list[int]
 
     @property
-    def length(self) -> int: ...
+    def rows(self) -> int:
+        return len(self.lengths)
 
     @property
-    def device(self) -> torch.device: ...
+    def length(self) -> int:
+        """How many tokens the longest row holds; of one row, its length."""
+        return max(self.lengths)
+
+    @property
+    def device(self) -> torch.device:
+        """Where ids and logits are."""
+        raise NotImplementedError
 
     def feed(self, ids: torch.Tensor, last: int = 1) -> torch.Tensor:
-        """Append `ids` [batch, n]; return the logits after the last `last` of them, `[batch, last, V]`."""
-        ...
+        """Append `ids` to rows that are equally long.
 
-    def rollback(self, length: int) -> None:
-        """Forget everything after the first `length` tokens."""
-        ...
+        Args:
+            ids: int64 `[rows, n]`, `n >= 1`, on `device`.
+            last: how many logits of each row are wanted, 0 to `n`; fewer cost less.
 
+        Returns:
+            The logits after the last `last` tokens, `[rows, last, V]`, in the model's dtype.
+        """
+        raise NotImplementedError
 
-def _check_rollback(length: int, held: int) -> None:
-    if not 0 <= length <= held:
-        raise ValueError(f"cannot roll back to length {length}: the session holds {held} tokens")
+    def feed_rows(self, rows: Sequence[Ids], last: Sequence[int]) -> list[torch.Tensor]:
+        """Append `rows[i]`, perhaps nothing, to row `i`.
+
+        Args:
+            rows: for each row its new ids.
+            last: for each row how many logits are wanted, 0 to `len(rows[i])`.
+
+        Returns:
+            For each row the logits after the last of its new tokens, `[last[i], V]`.
+        """
+        if not any(map(len, rows)):
+            return [torch.empty(0, device=self.device)] * len(rows)
+        if len({*map(len, rows)}) == 1 and len({*self.lengths}) == 1:
+            most = max(last)
+            logits = self.feed(padded(rows, self.device), most)
+            return [row[most - k :] for row, k in zip(logits, last, strict=True)]
+        return self._feed_ragged(rows, last)
+
+    def _feed_ragged(self, rows: Sequence[Ids], last: Sequence[int]) -> list[torch.Tensor]:
+        raise NotImplementedError
+
+    def rollback(self, lengths: int | Sequence[int]) -> None:
+        """Forget, in each row, everything after its first `lengths[i]` tokens; a number stands for all rows.
+
+        Raises:
+            ValueError: a row is shorter than that.
+        """
+        wanted = [lengths] * self.rows if isinstance(lengths, int) else list(lengths)
+        if any(not 0 <= new <= held for new, held in zip(wanted, self.lengths, strict=True)):
+            raise ValueError(f"cannot roll back to {wanted}: the session holds {self.lengths} tokens")
+        if wanted != self.lengths:
+            self._rollback(wanted)
+
+    def _rollback(self, lengths: list[int]) -> None:
+        raise NotImplementedError
+
+    def select_rows(self, rows: Sequence[int]) -> None:
+        """Go on with these rows, in this order; a row may come more than once."""
+        raise NotImplementedError
 
 
 def cache_keyword(forward: Callable[..., Any]) -> str | None:
@@ -50,18 +109,13 @@ def cache_keyword(forward: Callable[..., Any]) -> str | None:
     return next((name for name in ("cache", "past_key_values") if name in parameters), None)
 
 
-class FastSession:
-    """A session on `FastLlama`: keys and values are written in place, so rolling back only moves a number."""
+class FastSession(Session):
+    """A session on `FastLlama`: keys and values stand at the row's own positions, so rolling back only moves numbers."""
 
-    def __init__(self, model: FastLlama, batch: int = 1, capacity: int = 512):
+    def __init__(self, model: FastLlama, rows: int = 1, capacity: int = 512):
         self.model = model
-        lent = model.recorder.lend(self, capacity) if model.recorder is not None and batch == 1 else None
-        self.recorder = model.recorder if lent is not None else None
-        self.cache = model.new_cache(batch, capacity) if lent is None else lent
-
-    @property
-    def length(self) -> int:
-        return self.cache.length
+        self.cache = model.new_cache(rows, capacity)
+        self.lengths = [0] * rows
 
     @property
     def device(self) -> torch.device:
@@ -69,26 +123,43 @@ class FastSession:
 
     @torch.inference_mode()
     def feed(self, ids: torch.Tensor, last: int = 1) -> torch.Tensor:
-        if self.recorder is not None and (logits := self.recorder.feed(ids)) is not None:
-            return logits[:, ids.shape[1] - last :]
-        return self.model.logits(ids, self.cache, last)
+        if len({*self.lengths}) > 1:
+            raise ValueError(f"rows of different length {self.lengths} are fed with feed_rows")
+        logits = self.model.logits(ids, self.cache, last)
+        self._hold([held + ids.shape[1] for held in self.lengths])
+        return logits
 
-    def watch(self, layers: Sequence[int]) -> None:
+    @torch.inference_mode()
+    def _feed_ragged(self, rows: Sequence[Ids], last: Sequence[int]) -> list[torch.Tensor]:
+        starts = torch.tensor(self.lengths, device=self.device)
+        hidden = self.model.hidden(padded(rows, self.device), self.cache, starts=starts)
+        self._hold([held + len(row) for held, row in zip(self.lengths, rows, strict=True)])
+        wanted = tail(hidden, rows, last)
+        return list(self.model.scores(torch.cat(wanted)).split(list(last))) if any(last) else wanted
+
+    def capture_hidden(self, layers: Sequence[int]) -> None:
         """From now on keep the hidden states after so many layers, in `cache.features`; before the first token."""
-        if self.length:
-            raise ValueError("the hidden states of what was fed are gone: watch an empty session")
-        if self.recorder is not None:  # a recorded pass writes where it wrote when it was recorded
-            self.recorder, self.cache = None, self.model.new_cache(1, self.cache.capacity)
+        if any(self.lengths):
+            raise ValueError("the hidden states of what was fed are gone: capture them from the first token on")
         self.cache.watch(layers, self.model.config.hidden_size)
 
     @torch.inference_mode()
     def early(self, ids: torch.Tensor, layers: int) -> torch.Tensor:
-        """Let the first `layers` layers alone read `ids` [batch, n]; the logits `[batch, n, V]` that they give."""
-        return self.model.scores(self.model.hidden(ids, self.cache, layers))
+        """Let the first `layers` layers alone read `ids` `[rows, n]`; the logits `[rows, n, V]` that they give."""
+        logits = self.model.scores(self.model.hidden(ids, self.cache, layers))
+        self._hold([held + ids.shape[1] for held in self.lengths])
+        return logits
 
-    def rollback(self, length: int) -> None:
-        _check_rollback(length, self.length)
-        self.cache.length = length
+    def _rollback(self, lengths: list[int]) -> None:
+        self._hold(lengths)
+
+    def select_rows(self, rows: Sequence[int]) -> None:
+        self.cache.keep(list(rows))
+        self._hold([self.lengths[i] for i in rows])
+
+    def _hold(self, lengths: list[int]) -> None:
+        self.lengths = lengths
+        self.cache.length = max(lengths, default=0)
 
 
 def new_cache(model: Any) -> Any:
@@ -127,12 +198,17 @@ def class_name(model: Any) -> str:
     return type(uncompiled(model)).__name__
 
 
-class TransformersSession:
-    """A session on any transformers decoder with a cache that can be cropped."""
+class TransformersSession(Session):
+    """A session on any transformers decoder with a cache that can be cropped.
 
-    def __init__(self, model: Any):
+    While all rows are equally long the cache holds their tokens and nothing else, and needs no mask.  Once they part,
+    `Columns` knows where each row's tokens are.
+    """
+
+    def __init__(self, model: Any, rows: int = 1):
         self.model = model
         self.cache = new_cache(model)
+        self.columns = Columns(rows)
         forward = uncompiled(model).forward
         keyword = cache_keyword(forward)
         if keyword is None:
@@ -143,8 +219,8 @@ class TransformersSession:
         self._known = set(inspect.signature(forward).parameters)
 
     @property
-    def length(self) -> int:
-        return self.cache.get_seq_length()
+    def lengths(self) -> list[int]:  # type: ignore[override]
+        return self.columns.lengths
 
     @property
     def device(self) -> torch.device:
@@ -152,11 +228,23 @@ class TransformersSession:
 
     @torch.inference_mode()
     def feed(self, ids: torch.Tensor, last: int = 1) -> torch.Tensor:
-        logits = self.run(ids, logits_to_keep=max(last, 1))
+        if not self.columns.in_step(self.cache.get_seq_length()):
+            return torch.stack(self._feed_ragged(list(ids), [last] * len(ids)))
+        logits = self._run(ids, logits_to_keep=max(last, 1))
+        self.columns.extend_all(ids.shape[1])
         return logits[:, logits.shape[1] - last :]
 
-    def run(self, ids: torch.Tensor, **options: Any) -> torch.Tensor:
-        """One forward pass over `ids` [batch, n]; the logits `[batch, m, V]` that the model returns.
+    @torch.inference_mode()
+    def _feed_ragged(self, rows: Sequence[Ids], last: Sequence[int]) -> list[torch.Tensor]:
+        self.columns.align(self.cache)
+        ids = padded(rows, self.device)
+        seen, positions = self.columns.extend([len(row) for row in rows], self.device)
+        wanted = ids.shape[1] if any(last) else 1
+        logits = self._run(ids, attention_mask=seen, position_ids=positions, logits_to_keep=wanted)
+        return tail(logits, rows, last)
+
+    def _run(self, ids: torch.Tensor, **options: Any) -> torch.Tensor:
+        """One forward pass over `ids` `[rows, n]`; the logits `[rows, m, V]` that the model returns.
 
         Options that its `forward` has no name for are left out: `logits_to_keep` only saves work, and a model without
         `position_ids` finds positions from the attention mask.
@@ -164,18 +252,31 @@ class TransformersSession:
         known = {name: value for name, value in options.items() if name in self._known}
         return self.model(input_ids=ids, use_cache=True, **{self._keyword: self.cache}, **known).logits
 
-    def rollback(self, length: int) -> None:
-        _check_rollback(length, self.length)
-        if length < self.length:
-            self.cache.crop(length - self.length)
+    def _rollback(self, lengths: list[int]) -> None:
+        held = self.cache.get_seq_length()
+        in_step = self.columns.in_step(held)
+        self.columns.rollback(lengths)
+        if in_step and len({*lengths}) == 1:
+            self.cache.crop(lengths[0] - held)
+
+    def select_rows(self, rows: Sequence[int]) -> None:
+        if self.cache.get_seq_length():
+            self.cache.batch_select_indices(torch.tensor(rows, device=self.device))
+        self.columns.select(rows)
 
 
-def open_session(model: Any, batch: int = 1, capacity: int = 512) -> Session:
-    """An empty session on a `FastLlama` or on a transformers model."""
+def open_session(model: Any, rows: int = 1, capacity: int = 512) -> Session:
+    """An empty session.
+
+    Args:
+        model: a `FastLlama` or a transformers model, decoder or encoder-decoder.
+        rows: texts that are decoded together.
+        capacity: positions that room is made for at once, where that is known; more are made when they are needed.
+    """
     if isinstance(model, FastLlama):
-        return FastSession(model, batch, capacity)
+        return FastSession(model, rows, capacity)
     if getattr(model.config, "is_encoder_decoder", False):
         from .seq2seq import EncoderDecoderSession
 
-        return EncoderDecoderSession(model, batch)
-    return TransformersSession(model)
+        return EncoderDecoderSession(model, rows)
+    return TransformersSession(model, rows)

@@ -34,7 +34,7 @@ from typing import Any
 
 import numpy as np
 
-from ..distributions import Array, is_torch, maximum, one_hot, residual, stacked
+from ..distributions import Array, is_torch, joined, maximum, one_hot, residual, stacked
 from ..errors import SpecdecError
 from . import Verifier
 from .token import acceptance_prob, count_probs, gather_probs, next_draft_probs, take_row, to_scalar
@@ -214,8 +214,9 @@ def ensemble(w: Any, bonus: str = "mixture") -> LossyVerifier:
         return acceptance_prob(mixture(p, q), q)
 
     def accepted(p: Array, q: Array, x: Sequence[int]) -> list:
-        law = list(token_by_token(keeps)(p, q, x))
-        return [*law[:-2], law[-2] + law[-1], 0] if bonus == "none" and len(x) else law
+        a = gather_probs(keeps(p[: len(x)], q[: len(x)]), x)
+        # kept or replaced, the last token counts as the one that follows
+        return count_probs(joined(a[:-1], 0) if bonus == "none" and len(x) else a)
 
     def correction(p: Array, q: Array, x: Sequence[int], n: int) -> Array:
         if n < len(x):

@@ -23,7 +23,7 @@ from specdec_lib.bench.costs import (
 from specdec_lib.bench.prompts import Prompt
 from specdec_lib.bench.speed import ratio_of_totals
 from specdec_lib.decode import Round
-from specdec_lib.drafters import Sampling
+from specdec_lib.drafters import Drafter, Sampling
 from specdec_lib.drafters.base import Draft
 from specdec_lib.errors import SpecdecError
 from specdec_lib.models import open_session
@@ -147,7 +147,7 @@ def test_the_meter_needs_a_text(contest):
 def test_each_draft_has_its_own_cost_beside_the_same_passes(contest, monkeypatch):
     clock = [0.0]
 
-    class Slow:
+    class Slow(Drafter):
         """A token takes so many seconds; of everything that is timed one more goes by."""
 
         def __init__(self, seconds):

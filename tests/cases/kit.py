@@ -60,7 +60,7 @@ def slow_law(model, prompt, n, sampling=None, ends=(), min_new=0, processors=())
         if len(ids) - start == n or (len(ids) > start and ids[-1] in ends):
             law[tuple(ids[start:])] = weight
             return
-        next_law = sampling.law(slow_scores(model, ids, start, ends, min_new, processors, source))
+        next_law = sampling.probs(slow_scores(model, ids, start, ends, min_new, processors, source))
         for token, p in enumerate(next_law.tolist()):
             if p > 0:
                 extend([*ids, token], weight * p)
@@ -73,16 +73,10 @@ def law_of(write):
     """`{result: probability}` of a decoder that draws: `write()` is run once for every way its draws can fall."""
 
     def once(generator):
-        def choose(law, uniform):
-            return generator._path.choose([float(p) for p in law])
+        def choose(probs, random):
+            return generator._path.choose([float(p) for p in probs])
 
-        with (
-            patch("specdec_lib.rounds.draw_count", choose),
-            patch("specdec_lib.rounds.inverse_cdf", choose),
-            patch("specdec_lib.several.draw_count", choose),
-            patch("specdec_lib.several.inverse_cdf", choose),
-            patch("specdec_lib.drafters.model.inverse_cdf", choose),
-        ):
+        with patch("specdec_lib.sampling.draw", choose):
             return write()
 
     law = defaultdict(float)

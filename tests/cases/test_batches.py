@@ -8,7 +8,7 @@ import specdec_lib as sd
 from specdec_lib.bench.batches import throughput
 from specdec_lib.lengths import Heuristic
 from specdec_lib.models import load_model, load_transformers
-from specdec_lib.models.batch import FastBatch, TransformersBatch, open_batch
+from specdec_lib.models.session import FastSession, TransformersSession, open_session
 
 PROMPTS = [[5, 9, 17, 3, 8, 9, 17, 3], [4], [30, 2, 2], [7, 7, 12, 40, 1, 6, 6, 6, 21, 33, 8], [9, 17]]
 KINDS = ["llama", "qwen2", "gpt2", "gemma", "mistral", "gemma2", "gemma3", "t5"]
@@ -72,8 +72,8 @@ def test_a_row_whose_draft_has_no_context_left(tiny, tiny_folder):
 def test_feeding_and_rolling_back_rows_at_will(kind, tiny_folder):
     """https://github.com/huggingface/transformers/pull/49019 - masks and positions that did not follow a rollback."""
     model = load_transformers(tiny_folder(kind), "cpu", "float64")
-    run = open_batch(load_model(tiny_folder(kind), "cpu", "float64"), 3)
-    assert isinstance(run, FastBatch if kind == "llama" else TransformersBatch)
+    run = open_session(load_model(tiny_folder(kind), "cpu", "float64"), 3)
+    assert isinstance(run, FastSession if kind == "llama" else TransformersSession)
     texts = [[], [], []]
     steps = [
         ([[5, 9, 17], [], [3]], [1, 0, 0], [3, 0, 1]),
@@ -86,7 +86,7 @@ def test_feeding_and_rolling_back_rows_at_will(kind, tiny_folder):
     for rows, last, lengths in steps:
         room = max(map(len, texts)) + max(map(len, rows))
         texts = [text + row for text, row in zip(texts, rows, strict=True)]
-        logits = run.feed(rows, last)
+        logits = run.feed_rows(rows, last)
         assert run.lengths == [len(text) for text in texts]
         for text, k, found in zip(texts, last, logits, strict=True):
             if k:
@@ -94,12 +94,12 @@ def test_feeding_and_rolling_back_rows_at_will(kind, tiny_folder):
                     expected = model(torch.tensor([text])).logits[0, -k:]
                 torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
         # what was rolled back does not pile up
-        assert (run.cache.length if kind == "llama" else run.session.length) <= room
+        assert (run.cache.length if kind == "llama" else run.cache.get_seq_length()) <= room
         run.rollback(lengths)
         texts = [text[:n] for text, n in zip(texts, lengths, strict=True)]
-    run.feed([[5], [6, 7], [8]], [0, 0, 0])
-    run.keep([2, 1])
-    kept = run.feed([[4], [9]], [1, 1])
+    run.feed_rows([[5], [6, 7], [8]], [0, 0, 0])
+    run.select_rows([2, 1])
+    kept = run.feed_rows([[4], [9]], [1, 1])
     for text, found in zip(([8, 4], [13, 6, 7, 9]), kept, strict=True):
         with torch.no_grad():
             torch.testing.assert_close(found[0], model(torch.tensor([text])).logits[0, -1], rtol=1e-5, atol=1e-5)

@@ -20,8 +20,7 @@ from specdec_lib.audit.identity import compare
 from specdec_lib.distill.tiny_t5 import DRAFT, TARGET
 from specdec_lib.distill.translation import sentences
 from specdec_lib.models import load_transformers, open_session
-from specdec_lib.models.batch import open_batch
-from specdec_lib.models.seq2seq import EncoderDecoderBatch
+from specdec_lib.models.seq2seq import EncoderDecoderSession
 
 SOURCES = [[5, 9, 17, 3, 8, 9, 17, 3], [4], [30, 2, 2], [7, 7, 12, 40, 1, 6, 6, 6, 21, 33, 8], [9, 17]]
 N = 24
@@ -171,8 +170,8 @@ def test_each_encoder_runs_once_for_each_batch(tiny_folder):
 def test_feeding_and_rolling_back_rows_at_will(tiny_folder):
     """https://github.com/huggingface/transformers/pull/49019 - masks and positions that did not follow a rollback."""
     model = load_transformers(tiny_folder("t5"), "cpu", "float64")
-    run = open_batch(model, 3)
-    assert isinstance(run, EncoderDecoderBatch)
+    run = open_session(model, 3)
+    assert isinstance(run, EncoderDecoderSession)
     marker, texts = run.marker, [[], [], []]
     steps = [  # what is fed, logits asked for, lengths kept
         ([[5, 9, 17], [], [3]], [0, 0, 0], [3, 0, 1]),
@@ -185,7 +184,7 @@ def test_feeding_and_rolling_back_rows_at_will(tiny_folder):
     ]
     for rows, last, lengths in steps:
         texts = [text + row for text, row in zip(texts, rows, strict=True)]
-        logits = run.feed(rows, last)
+        logits = run.feed_rows(rows, last)
         assert run.lengths == [len(text) for text in texts]
         for text, k, found in zip(texts, last, logits, strict=True):
             if k:
@@ -194,12 +193,12 @@ def test_feeding_and_rolling_back_rows_at_will(tiny_folder):
         run.rollback(lengths)
         texts = [text[:n] for text, n in zip(texts, lengths, strict=True)]
     assert run.cache.get_seq_length() <= 5  # what was rolled back does not pile up
-    run.keep([2, 0])
-    for text, found in zip((texts[2] + [5], texts[0] + [6, 7]), run.feed([[5], [6, 7]], [1, 2]), strict=True):
+    run.select_rows([2, 0])
+    for text, found in zip((texts[2] + [5], texts[0] + [6, 7]), run.feed_rows([[5], [6, 7]], [1, 2]), strict=True):
         alone = open_session(model).feed(torch.tensor([text]), last=len(found))[0]
         torch.testing.assert_close(found, alone, rtol=1e-5, atol=1e-5)
     with pytest.raises(ValueError, match="than follow the source"):
-        open_batch(model, 2).feed([[5, 6], [7, marker]], [1, 1])
+        open_session(model, 2).feed_rows([[5, 6], [7, marker]], [1, 1])
 
 
 def test_rows_of_the_packaged_pair():

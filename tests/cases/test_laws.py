@@ -150,16 +150,16 @@ def test_dropping_the_unsure_token_has_another_law(tiny):
     case = tiny(noise=0.5, **SMALL)
 
     class Drops(sd.ModelDrafter):
-        def start(self, vocabulary):
-            session = super().start(vocabulary)
+        def start_batch(self, *given):
+            session = super().start_batch(*given)
             propose = session.propose
 
             def shorter(*args):
-                draft = propose(*args)
-                unsure = [i for i, x in enumerate(draft.tokens) if draft.laws[i, x] < 0.6]
+                (draft,) = propose(*args)
+                unsure = [i for i, x in enumerate(draft.tokens) if draft.probs[i, x] < 0.6]
                 cut = unsure[0] if unsure else len(draft.tokens)
-                draft.tokens, draft.laws = draft.tokens[:cut], draft.laws[:cut]
-                return draft
+                draft.tokens, draft.probs = draft.tokens[:cut], draft.probs[:cut]
+                return [draft]
 
             session.propose = shorter
             return session
@@ -234,7 +234,7 @@ def test_a_mixture_is_the_mixture_at_every_token(n, batch_size, tiny):
     target, draft = case.pair.target, case.pair.draft
 
     def mixture(tokens):
-        laws = [Sampling(1.0).law(slow_scores(model, PROMPT + tokens, 4)) for model in (target, draft)]
+        laws = [Sampling(1.0).probs(slow_scores(model, PROMPT + tokens, 4)) for model in (target, draft)]
         return (w * laws[0] + (1 - w) * laws[1]).tolist()
 
     expected = {(a,): p for a, p in enumerate(mixture([]))}

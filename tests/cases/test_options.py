@@ -17,7 +17,7 @@ from kit import slow_scores
 import specdec_lib as sd
 from specdec_lib.drafters import Sampling
 from specdec_lib.lengths import Confidence, Fastest, Heuristic
-from specdec_lib.models.batch import open_batch
+from specdec_lib.models.session import open_session
 from specdec_lib.verify import VERIFIERS, Verifier
 
 PROMPTS = [[5, 9, 17, 3, 8, 9, 17, 3], [30, 2, 2]]
@@ -45,7 +45,7 @@ class Run:
             options["on_round"] = self.rounds.append
         if "on_text" in options:
             options["on_text"] = lambda row, text: self.pieces.append((row, text))
-        with patch("specdec_lib.rounds.open_batch", wraps=open_batch) as opened:
+        with patch("specdec_lib.decode.loop.open_session", wraps=open_session) as opened:
             self.out = sd.generate(self.case.with_draft(draft), PROMPTS, **options)
         self.batches = opened.call_count
 
@@ -64,7 +64,7 @@ class Run:
             for i, token in enumerate(tokens):
                 ends, least = self.options.get("eos", ()), self.options.get("min_new_tokens", 0)
                 ids = prompt + tokens[:i]
-                if sampling.law(slow_scores(self.case.model, ids, len(prompt), ends, least, processors))[token] == 0:
+                if sampling.probs(slow_scores(self.case.model, ids, len(prompt), ends, least, processors))[token] == 0:
                     return False
         return True
 
@@ -130,7 +130,7 @@ def options_of(often, word):
             {},
             lambda r: ["".join(t for row, t in r.pieces if row == i) for i in range(2)] == r.out.texts,
         ),
-        "batch_size": ({"batch_size": 2}, {}, lambda r: r.batches >= 1),
+        "batch_size": ({"batch_size": 2}, {}, lambda r: r.batches == 1),
         "drafts": (sampled | {"drafts": 2}, sampled, lambda r: {len(d.drafts) for d in r.out.trace} == {2}),
         "lookup": ({"draft": lookup}, {}, lambda r: r.out.stats.draft_passes == 0 < r.out.stats.drafted),
     }

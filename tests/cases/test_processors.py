@@ -114,10 +114,10 @@ def test_a_draft_that_has_no_allowed_token_drafts_none(tiny):
     case = tiny()
 
     class Shortlisted(sd.ModelDrafter):
-        def start(self, vocabulary):
-            drafting = super().start(vocabulary)
+        def start_batch(self, *given):
+            drafting = super().start_batch(*given)
             feed = drafting.session.feed
-            drafting.session.feed = lambda ids: feed(ids).index_fill(-1, torch.arange(40, 46), float("-inf"))
+            drafting.session.feed = lambda *ids: feed(*ids).index_fill(-1, torch.arange(40, 46), float("-inf"))
             return drafting
 
     def only_forty(ids, scores):

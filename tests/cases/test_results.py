@@ -35,7 +35,7 @@ def test_scores_of_sampled_tokens_are_in_the_law_that_was_sampled(tiny):
     )
     with torch.no_grad():
         logits = case.model(torch.tensor([PROMPT + out.tokens[0]])).logits[0, len(PROMPT) - 1 : -1]
-    for mine, laws in ((out.scores[0], sampling.law(logits).log()), (out.logprobs[0], logits.log_softmax(-1))):
+    for mine, laws in ((out.scores[0], sampling.probs(logits).log()), (out.logprobs[0], logits.log_softmax(-1))):
         expected = laws[range(20), out.tokens[0]]
         torch.testing.assert_close(torch.tensor(mine, dtype=torch.float64), expected, rtol=1e-5, atol=1e-5)
 

@@ -1,0 +1,249 @@
+"""Decoding: speculative, several tokens a target pass, and plain, one.  The loop itself is in `decode.loop`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from random import Random
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+
+from .. import validate
+from ..drafters import Drafter, as_drafter
+from ..errors import SpecdecError
+from ..lengths import Constant, Lengths, as_lengths, check_gamma
+from ..models.pair import Pair, context_length, end_tokens, is_encoder_decoder, start_marker, vocabulary_size
+from ..models.seq2seq import DecoderView, start_token
+from ..models.session import device_of
+from ..processing import NoEndBefore
+from ..results import Generation, Round, Stats, summarise
+from ..stopping import Stopping, TextStream
+from ..verify import VERIFIERS, Verifier, get_verifier
+from .loop import Plan, Text, decode_texts
+from .options import DecodeOptions
+
+__all__ = [
+    "DecodeOptions",
+    "Generation",
+    "Round",
+    "Stats",
+    "as_list",
+    "check_lengths",
+    "generate",
+    "generate_plain",
+    "summarise",
+]
+
+
+def generate(
+    pair: Pair,
+    prompts: Any,
+    gamma: int | Lengths = 5,
+    max_new_tokens: int | None = 128,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    verifier: str | Verifier = "token",
+    seed: int = 0,
+    eos: Sequence[int] | None = None,
+    on_round: Callable[[Round], None] | None = None,
+    *,
+    drafts: int = 1,
+    **options: Any,
+) -> Generation:
+    """Decode speculatively: the draft proposes up to `gamma` tokens a round, the target verifies them in one pass.
+
+    Args:
+        pair: target, draft, tokenizer.
+        prompts: a text, a list of texts, chat messages, a list of those, ids (a list or an array), or a tensor of ids.
+        gamma: draft length, >= 1, or a rule of `specdec_lib.lengths` that adapts it.  The last rounds draft less:
+            never more than can still be used.
+        max_new_tokens, temperature, top_k, top_p, min_p, seed, eos, on_round: see `DecodeOptions`.
+        verifier: a name in `specdec_lib.verify.VERIFIERS`, or a `Verifier`.
+        drafts: how many drafts of the same length are drawn independently in each round and checked in one pass; see
+            `decode.verification.verify_several`.  Above temperature 0, under the token rule, one prompt at a time.
+        options: `min_new_tokens`, `stop`, `criteria`, `processors`, `logprobs`, `on_text`, `batch_size`: see
+            `DecodeOptions`.
+
+    Returns:
+        `Generation`: `texts`, `tokens`, `trace`, `stats`.
+
+    Raises:
+        SpecdecError: for input that cannot be used, before any decoding; while it decodes, for a drafter that breaks
+            its promise, logits that are no numbers, and processors that leave no token.
+    """
+    given = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p}
+    given |= {"min_p": min_p, "seed": seed, "eos": eos, "on_round": on_round}
+    asked = DecodeOptions.of("generate", given | options)
+    if pair.draft is None:
+        raise SpecdecError("this pair has no draft: set Pair(draft=...), or call generate_plain")
+    drafter, lengths, rule = as_drafter(pair.draft), as_lengths(gamma), get_verifier(verifier)
+    if not asked.params.greedy and (rule.point_mass or rule.at_zero):
+        raise SpecdecError(
+            f"the {rule.name} verifier is a rule for temperature 0: set temperature=0, or use verifier='token'"
+        )
+    drafts = validate.whole("drafts", drafts, 1)
+    if drafts > 1:
+        check_several(drafter, asked, rule)
+    if asked.batch_size > 1 and drafter.one_text:
+        raise SpecdecError(f"{type(drafter).__name__} drafts for one text at a time: leave out batch_size")
+    if rule == VERIFIERS["token"] and asked.params.greedy:
+        rule = VERIFIERS["greedy"]  # the same rule at temperature 0, without computing probabilities
+    if lengths.confidence:
+        drafter = drafter.with_confidence(lengths.confidence)
+    if rule.next_law and drafter.confidence:
+        # of the token past the draft only the distribution may be used, and here it decided where the draft ends
+        raise SpecdecError(f"{rule.name} needs drafts whose length does not depend on their tokens: use no confidence")
+    return run(pair, prompts, asked, rule, drafter, lengths, drafts)
+
+
+def generate_plain(
+    pair: Pair,
+    prompts: Any,
+    max_new_tokens: int | None = 128,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    seed: int = 0,
+    eos: Sequence[int] | None = None,
+    on_round: Callable[[Round], None] | None = None,
+    **options: Any,
+) -> Generation:
+    """Decode one token a target pass: the baseline of the same target.  Arguments as in `generate`."""
+    given = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p}
+    given |= {"min_p": min_p, "seed": seed, "eos": eos, "on_round": on_round}
+    asked = DecodeOptions.of("generate_plain", given | options)
+    return run(pair, prompts, asked, VERIFIERS["greedy" if asked.params.greedy else "token"])
+
+
+def check_lengths(gamma: int, max_new_tokens: int) -> None:
+    """Refuse a draft length below 1 and a negative number of tokens."""
+    check_gamma(gamma)
+    validate.whole("max_new_tokens", max_new_tokens)
+
+
+def check_several(drafter: Drafter, asked: DecodeOptions, rule: Verifier) -> None:
+    """Refuse what several drafts cannot be combined with."""
+    name = type(drafter).__name__
+    if asked.params.greedy:
+        raise SpecdecError("at temperature 0 all drafts are the same one: leave out drafts, or set temperature above 0")
+    if rule != VERIFIERS["token"]:
+        raise SpecdecError(f"several drafts have a rule of their own, not {rule.name!r}: leave out verifier or drafts")
+    if asked.batch_size != 1:
+        raise SpecdecError("several drafts of one text are a batch already: leave out batch_size or drafts")
+    if drafter.one_text:
+        raise SpecdecError(f"{name} drafts in the target's own session, one chain at a time: leave out drafts")
+    if drafter.certain:
+        raise SpecdecError(f"{name} leaves nothing to chance, all its drafts are the same one: leave out drafts")
+
+
+def run(
+    pair: Pair,
+    prompts: Any,
+    asked: DecodeOptions,
+    rule: Verifier,
+    drafter: Drafter | None = None,
+    lengths: Lengths | None = None,
+    drafts: int = 1,
+) -> Generation:
+    """Decode as `generate` and `generate_plain` have checked it; without a drafter plainly."""
+    if asked.on_text is not None and pair.tokenizer is None:
+        raise SpecdecError("on_text needs a tokenizer: set Pair(tokenizer=...), or use on_round")
+    ends, stopping, params = requested(pair, asked)
+    texts = []
+    for index, ids in enumerate([pair.encode(prompt) for prompt in as_list(prompts)]):
+        length = new_tokens(len(ids), context_length(pair.target), asked.max_new_tokens, asked.min_new_tokens)
+        how = params
+        if asked.min_new_tokens and ends:
+            first = NoEndBefore(len(ids) + asked.min_new_tokens, ends)
+            how = replace(params, processors=(first, *params.processors))
+        at_end = "context" if asked.max_new_tokens is None else "length"
+        texts.append(Text(index, list(ids), len(ids), length, how, Random(f"{asked.seed}/{index}"), at_end))
+
+    start = perf_counter()
+    schedule = (lengths or Constant(1)).start()
+    plan = Plan(pair.target, drafter, schedule, rule, stopping, asked.logprobs, drafts)
+    tidies = bool(getattr(pair.tokenizer, "clean_up_tokenization_spaces", False))
+    streams = [TextStream(stopping, tidies) for _ in texts]
+    traces: list[list[Round]] = [[] for _ in texts]
+    for i in range(0, len(texts), asked.batch_size):
+        for done in decode_texts(plan, texts[i : i + asked.batch_size]):
+            traces[done.row].append(done)
+            if asked.on_round is not None:
+                asked.on_round(done)
+            if asked.on_text is not None:
+                piece = streams[done.row].piece(done.emitted, bool(texts[done.row].ended))
+                if piece:
+                    asked.on_text(done.row, piece)
+    return result(texts, traces, stopping, perf_counter() - start)
+
+
+def requested(pair: Pair, asked: DecodeOptions) -> tuple[tuple[int, ...], Stopping, Any]:
+    """The ids that end a text, what else ends it, and how it is sampled, for this pair."""
+    vocabulary = vocabulary_size(pair.target)
+    ends = tuple(end_tokens(pair)) if asked.eos is None else tuple(asked.eos)
+    if asked.eos is not None and (bad := [e for e in ends if e >= vocabulary]):
+        raise SpecdecError(f"eos must be ids below the vocabulary's {vocabulary}, got {bad[0]!r}: give [] for none")
+    stopping = Stopping.of(pair.tokenizer, ends, asked.stop, asked.criteria, device_of(pair.target))
+    params = asked.params
+    if is_encoder_decoder(pair.target):
+        view = partial(DecoderView, marker=start_marker(pair.target), start=start_token(pair.target))
+        params = replace(params, processors=tuple(map(view, params.processors)))
+        stopping = replace(stopping, criteria=tuple(map(view, stopping.criteria)))
+    return ends, stopping, params
+
+
+def result(texts: list[Text], traces: list[list[Round]], stopping: Stopping, seconds: float) -> Generation:
+    tokens = [text.new for text in texts]
+    parts = [
+        summarise(trace, int(text.start > 1 and bool(trace)), text.read_seconds + sum(r.seconds for r in trace))
+        for text, trace in zip(texts, traces, strict=True)
+    ]
+    trace = [done for of_row in traces for done in of_row]
+    return Generation(
+        [stopping.text(new) for new in tokens],
+        tokens,
+        trace,
+        summarise(trace, sum(part.prefill_passes for part in parts), seconds),
+        parts,
+        [text.ended or text.at_end for text in texts],
+    )
+
+
+def new_tokens(prompt: int, context: int, longest: int | None, least: int) -> int:
+    """How many new tokens a prompt of so many may have."""
+    if longest is None and context >= 1 << 30:
+        raise SpecdecError("the target names no context length: give max_new_tokens")
+    if longest is None and prompt < context:
+        longest = context - prompt
+    if longest is None or prompt + longest > context:
+        wanted = f" and {longest} new ones" if longest else ""
+        raise SpecdecError(
+            f"a prompt of {prompt} tokens{wanted} exceed the target's context of {context}: "
+            "shorten the prompt, lower max_new_tokens, or give None to go on to the context's end"
+        )
+    if least > longest:
+        raise SpecdecError(f"min_new_tokens ({least}) exceeds the {longest} new tokens that are allowed")
+    return longest
+
+
+def as_list(prompts: Any) -> list:
+    """A list of prompts from one prompt or several."""
+    if isinstance(prompts, (torch.Tensor, np.ndarray)):
+        if not prompts.ndim or 0 in prompts.shape:
+            raise SpecdecError(f"no prompt: got an array of shape {tuple(prompts.shape)}, give ids [n] or [prompts, n]")
+        return [prompts] if prompts.ndim == 1 else list(prompts)
+    if isinstance(prompts, str):
+        return [prompts]
+    if isinstance(prompts, (list, tuple)) and len(prompts):
+        first = validate.unwrapped(prompts[0])
+        if isinstance(first, (int, dict)):
+            return [list(prompts)]
+        return list(prompts)
+    raise SpecdecError("no prompt: give a text, chat messages, token ids, or a list of them")

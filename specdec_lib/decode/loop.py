@@ -1,0 +1,202 @@
+"""The loop: plain and speculative decoding, of one text and of several together, with one draft each or several.
+
+A round drafts, scores, verifies, brings the outcome home, and keeps what was accepted.  Between rounds the target
+holds each text but its last token, which is fed with the next draft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from random import Random
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from ..drafters.base import Draft, DraftBatch, Drafter, DraftSession, check_draft
+from ..lengths import Schedule
+from ..models.pair import vocabulary_size
+from ..models.session import Session, open_session
+from ..results import Round
+from ..sampling import SamplingParams
+from ..stopping import Stopping
+from ..verify import Verifier
+from .verification import bring_home, verify_chain, verify_several
+
+ROOM = 256  # new tokens that the target's cache has room for at first; it grows when they are written
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is the same for all texts of a call.
+
+    Attributes:
+        drafter: None decodes plainly.
+        schedule: says how many tokens to draft.
+        drafts: how many drafts of a text are made in a round.
+    """
+
+    target: Any
+    drafter: Drafter | None
+    schedule: Schedule
+    rule: Verifier
+    stopping: Stopping
+    logprobs: bool = False
+    drafts: int = 1
+
+    def gamma(self, text: Text) -> int:
+        """How many tokens to draft: a round emits one token more than it accepts, and some rules want one more."""
+        if self.drafter is None:
+            return 0
+        return min(self.schedule.next(text.index), text.remaining - 1) + self.rule.next_law
+
+
+@dataclass
+class Text:
+    """One text on its way.
+
+    Attributes:
+        index: of the prompt.
+        tokens: the text so far, new from position `start` on.
+        remaining: how many tokens may still come.
+        params: how it is sampled, processors included.
+        random: its own generator.
+        at_end: why the text ends when nothing remains.
+        ended: why it ended; empty while it goes on.
+        read_seconds: time that reading the prompt took.
+    """
+
+    index: int
+    tokens: list[int]
+    start: int
+    remaining: int
+    params: SamplingParams
+    random: Random
+    at_end: str
+    ended: str = ""
+    read_seconds: float = 0.0
+
+    @property
+    def new(self) -> list[int]:
+        return self.tokens[self.start :]
+
+
+def decode_texts(plan: Plan, texts: list[Text]) -> Iterator[Round]:
+    """Decode texts together, yielding each round of each text.  With `k` drafts a text has `k` rows in the target."""
+    texts = [text for text in texts if text.remaining]
+    if not texts:
+        return
+    k, start = plan.drafts, perf_counter()
+
+    # the target and the drafter read the prompts; the last token of each is left for the first round
+    session, drafting = open_both(plan, texts)
+    for text in texts:
+        text.read_seconds = (perf_counter() - start) / len(texts)
+
+    while texts:
+        start = perf_counter()
+        rows = [text for text in texts for _ in range(k)]
+
+        # 1. draft: up to gamma tokens for each row, and the distributions that they were drawn from
+        gammas = [gamma for text in texts for gamma in [plan.gamma(text)] * k]
+        drafts = drafting.propose(
+            [row.tokens for row in rows], gammas, [row.params for row in rows], [row.random for row in rows]
+        )
+        if plan.drafter is not None:
+            for draft, gamma, row in zip(drafts, gammas, rows, strict=True):
+                check_draft(draft, plan.drafter, gamma, row.params, vocabulary_size(plan.target))
+        drafted = perf_counter()
+
+        # 2. score: one pass of the target over the last token and the draft, so over g + 1 positions
+        blocks = [block(plan, row, draft, session.device) for row, draft in zip(rows, drafts, strict=True)]
+        logits = session.feed_rows(blocks, [len(each) for each in blocks])
+        scored = perf_counter()
+
+        # 3. verify: how many draft tokens are kept, and the token that follows them
+        verify = verify_chain if k == 1 else verify_several
+        verdicts = [
+            verify(plan, text, drafts[i * k : i * k + k], logits[i * k : i * k + k]) for i, text in enumerate(texts)
+        ]
+
+        # 4. the one time in a round that the host waits for the device
+        found = bring_home(verdicts, plan.drafter, plan.target)
+
+        # 5. keep: the text grows, the target forgets what was refused
+        share, done = len(texts), []
+        for text, verdict in zip(texts, found, strict=True):
+            done.append(write(plan, text, verdict))
+        followed = [i * k + verdict.followed for i, verdict in enumerate(found) for _ in range(k)]
+        if k > 1:
+            session.select_rows(followed)
+        held = [len(row.tokens) - 1 for row in rows]
+        session.rollback([min(n, has) for n, has in zip(held, session.lengths, strict=True)])
+        seconds = {
+            "draft_seconds": (drafted - start) / share,
+            "target_seconds": (scored - drafted) / share,
+            "seconds": (perf_counter() - start) / share,
+        }
+        for fields in done:
+            finished = Round(**fields, **seconds)
+            plan.schedule.update(finished)
+            yield finished
+
+        # texts that ended leave
+        going = [i for i, text in enumerate(texts) if text.remaining]
+        texts = [texts[i] for i in going]
+        if texts and len(texts) < share:
+            kept = [i * k + j for i in going for j in range(k)]
+            session.select_rows(kept)
+            drafting.select_rows(kept)
+
+
+def open_both(plan: Plan, texts: list[Text]) -> tuple[Session, DraftBatch]:
+    """The target's session, which has read all of each prompt but its last token, and the drafter's."""
+    k = plan.drafts
+    capacity = max(len(text.tokens) + min(text.remaining, ROOM) for text in texts)
+    session = open_session(plan.target, len(texts), capacity)
+    drafting: DraftBatch = DraftBatch([DraftSession()] * len(texts))
+    if plan.drafter is not None:
+        rows = len(texts) if plan.drafter.reads_target else len(texts) * k
+        drafting = plan.drafter.start_batch(rows, vocabulary_size(plan.target), session)
+    session.feed_rows([text.tokens[:-1] for text in texts], [0] * len(texts))
+    if k > 1:
+        repeated = [i for i in range(len(texts)) for _ in range(k)]
+        session.select_rows(repeated)
+        if plan.drafter is not None and plan.drafter.reads_target:
+            drafting.select_rows(repeated)
+    return session, drafting
+
+
+def block(plan: Plan, text: Text, draft: Draft, device: torch.device) -> Any:
+    """What the target reads: the text's last token, and what is to be verified."""
+    tokens = draft.tokens[: len(draft) - plan.rule.next_law] if len(draft) else draft.tokens
+    if isinstance(tokens, torch.Tensor):
+        return torch.cat([torch.tensor(text.tokens[-1:], device=device), tokens.to(device)])
+    return [text.tokens[-1], *tokens]
+
+
+def write(plan: Plan, text: Text, verdict: Any) -> dict[str, Any]:
+    """Let the text have the accepted tokens and the one after them, as far as it goes; the fields of its `Round`."""
+    emitted: list[int] = []
+    for token in [*verdict.drafted[: verdict.accepted], verdict.last]:
+        emitted.append(token)
+        text.tokens.append(token)
+        text.remaining -= 1
+        if reason := plan.stopping.reason(text.tokens, text.start):
+            text.remaining, text.ended = 0, reason
+            break
+    if not text.remaining:
+        text.ended = text.ended or text.at_end
+    return {
+        "row": text.index,
+        "drafted": verdict.drafted,
+        "accepted": verdict.accepted,
+        "emitted": emitted,
+        "q": verdict.q,
+        "p": verdict.p,
+        "draft_passes": verdict.passes,
+        "logprobs": verdict.logprobs[: len(emitted)],
+        "scores": verdict.scores[: len(emitted)],
+        "drafts": verdict.drafts,
+    }

@@ -1,0 +1,89 @@
+"""What a call may ask for, checked in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from .. import validate
+from ..errors import SpecdecError
+from ..processing import Processor, as_processors
+from ..results import Round
+from ..sampling import SamplingParams
+from ..stopping import as_tuple
+
+
+@dataclass(frozen=True)
+class DecodeOptions:
+    """The options of `generate` and `generate_plain`.
+
+    Attributes:
+        max_new_tokens: >= 0; exactly so many unless something ends the text before.  None goes on to the end of the
+            target's context.
+        temperature, top_k, top_p, min_p: see `SamplingParams`; the same for target and draft.
+        seed: of a generator of its own; text `i` draws from stream `(seed, i)`, so that it does not depend on its
+            neighbours.  The same seed gives the same text; plain decoding with it draws another one.
+        eos: ids that end a text; None takes the model's, `[]` runs to `max_new_tokens`.
+        on_round: called after each round, for example to show it.
+        min_new_tokens: end-of-sequence ids have probability 0 before so many new tokens.  Stop strings and criteria
+            end a text earlier all the same, as in transformers.
+        stop: strings that end a text.  Searched in the new text after each token, also across tokens; `texts` stop
+            before the string, `tokens` with the token that completes it.
+        criteria: transformers' `StoppingCriteria`, one or a list, or functions like them; asked after each new token.
+        processors: transformers' logits processors, one or a list, or functions like them; see `processing`.  They
+            change the target's distribution, and a draft model's with it.  For an encoder-decoder they and the criteria
+            see what transformers shows them: the decoder's start token and the output, not the source.
+        logprobs: keep `Generation.logprobs` and `Generation.scores`.
+        on_text: called with `(row, text)` as text becomes final; what it got, joined, is the row's text.
+        batch_size: how many prompts are decoded together.  Each accepts, rolls back and ends on its own; float
+            rounding apart, its text is that of batch size 1.
+    """
+
+    max_new_tokens: int | None = 128
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int = 0
+    eos: Sequence[int] | None = None
+    on_round: Callable[[Round], None] | None = None
+    min_new_tokens: int = 0
+    stop: str | Sequence[str] | None = None
+    criteria: Any = None
+    processors: Any = None
+    logprobs: bool = False
+    on_text: Callable[[int, str], None] | None = None
+    batch_size: int = 1
+
+    def __post_init__(self) -> None:
+        checked: dict[str, Any] = {
+            "min_new_tokens": validate.whole("min_new_tokens", self.min_new_tokens),
+            "batch_size": validate.whole("batch_size", self.batch_size, 1),
+            "seed": validate.seed(self.seed),
+            "logprobs": validate.flag("logprobs", self.logprobs),
+            "processors": as_processors(self.processors),
+        }
+        if self.max_new_tokens is not None:
+            checked["max_new_tokens"] = validate.whole("max_new_tokens", self.max_new_tokens)
+        if self.eos is not None:
+            checked["eos"] = tuple(validate.whole("eos", one, remedy="give ids, [] for none") for one in as_tuple(self.eos))
+        for name in ("on_round", "on_text"):
+            if getattr(self, name) is not None and not callable(getattr(self, name)):
+                raise SpecdecError(f"{name} must be a function, got {validate.shown(getattr(self, name))}")
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+        _ = self.params  # checks them
+
+    @classmethod
+    def of(cls, door: str, given: dict[str, Any]) -> DecodeOptions:
+        """From keyword arguments of the function `door`; a `TypeError` names one that does not exist."""
+        names = [f.name for f in fields(cls)]
+        if unknown := [name for name in given if name not in names]:
+            raise TypeError(f"{door}() has no option {unknown[0]!r}: it takes {', '.join(names)}")
+        return cls(**given)
+
+    @property
+    def params(self) -> SamplingParams:
+        """How tokens are sampled, processors included."""
+        return SamplingParams(self.temperature, self.top_k, self.top_p, self.min_p, self.processors)

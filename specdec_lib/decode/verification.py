@@ -1,0 +1,259 @@
+"""From a draft and the target's logits to a verdict: how many tokens are kept, and the one that follows.
+
+The verifier's two functions run on the device, and so do the draws.  `bring_home` fetches all verdicts of a round at
+once: the one time that the host waits.  Several drafts of a text are verified level by level, where the host has to
+know which ones go on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from .. import sampling
+from ..distributions import Array, is_torch, softmax
+from ..drafters.base import Draft
+from ..errors import SpecdecError
+from ..models.session import class_name
+from ..processing import process_block
+from ..sampling import SamplingParams, in_float32
+from ..verify import Verifier
+from ..verify.multidraft import accepted, correction
+from ..verify.token import gather_probs
+
+if TYPE_CHECKING:
+    from .loop import Plan, Text
+
+
+@dataclass
+class Verdict:
+    """What a round decided for one text.
+
+    Attributes:
+        drafted: the draft that was followed.
+        accepted: how many of its tokens are kept.
+        last: the token after them.
+        p, q: what target and draft gave each drafted token.
+        passes: of a draft model.
+        logprobs, scores: of the accepted tokens and the last one, where they were asked for.
+        drafts: all drafts of the text, where there are several.
+        followed: which of them was followed.
+    """
+
+    drafted: list[int]
+    accepted: int
+    last: int
+    p: list[float]
+    q: list[float]
+    passes: int
+    logprobs: list[float] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+    drafts: list[list[int]] = field(default_factory=list)
+    followed: int = 0
+
+
+@dataclass
+class Pending:
+    """A verdict whose numbers are still on the device: name -> float64 `[m]`."""
+
+    numbers: dict[str, torch.Tensor]
+    finish: Callable[[dict[str, list[float]]], Verdict]
+
+
+def verify_chain(plan: Plan, text: Text, drafts: Sequence[Draft], logits: Sequence[torch.Tensor]) -> Pending:
+    """Verify the one draft of a text.
+
+    Args:
+        logits: one tensor `[g + 1, V]`: the target's after the text's last token and after each token to verify.
+    """
+    rule, params, (draft,), (raw,) = plan.rule, text.params, drafts, logits
+    g = len(raw) - 1
+    if rule.next_law and not len(draft):
+        raise SpecdecError(
+            f"{rule.name} mixes the draft's distribution into every token, and the draft had none to give: "
+            "use a draft model whose context is as long as the text"
+        )
+    ids = draft.on(raw.device)[:g]
+    scores = processed(rule, params, text.tokens, ids, raw)
+
+    # the rule: p and q, the number of accepted tokens, the token after them
+    p = target_probs(rule, params, scores)
+    q = draft.probs_like(p)
+    x: Any = ids if rule.on_device else draft.bring_home()[:g]
+    n = choose(rule, rule.accepted(p, q, x), text.random) if g else 0
+    if not rule.on_device:
+        n = int(n)
+    last = choose(rule, rule.correction(p, q, x, n), text.random)
+
+    numbers = {"n": as_row(n, raw), "last": as_row(last, raw), "highest": scores.amax(-1).double()}
+    if isinstance(draft.tokens, torch.Tensor):
+        numbers["drafted"] = ids.double()
+    if not rule.point_mass:
+        numbers |= {"p": gather_probs(p, ids), "q": gather_probs(q, ids)}
+    if draft.probs is not None:
+        numbers["sums"] = draft.probs.sum(-1, dtype=torch.float64)
+    if plan.logprobs:
+        path = torch.cat([ids, ids.new_zeros(1)])
+        path = path.where(torch.arange(g + 1, device=raw.device) != torch.as_tensor(n, device=raw.device), as_row(last, raw).long())
+        numbers |= logprobs(params, raw, scores, path)
+
+    def finish(found: dict[str, list[float]]) -> Verdict:
+        tokens = [int(t) for t in found["drafted"]] if "drafted" in found else draft.bring_home()[:g]
+        if "drafted" in found and not rule.next_law:
+            draft.tokens = tokens  # the drafter finds them here when it goes on
+        kept = int(found["n"][0])
+        point = {"p": [float(i < kept) for i in range(g)], "q": [1.0] * g}
+        return Verdict(
+            tokens, kept, int(found["last"][0]), **(point | {k: v for k, v in found.items() if k in ("p", "q")}),
+            passes=draft.passes, logprobs=found.get("logprobs", []), scores=found.get("scores", []),
+        )  # fmt: skip
+
+    return Pending(numbers, finish)
+
+
+def verify_several(plan: Plan, text: Text, drafts: Sequence[Draft], logits: Sequence[torch.Tensor]) -> Pending:
+    """Verify several drafts of a text that were drawn independently of each other: recursive rejection.
+
+    From level to level, the next tokens of the drafts that go on are candidates from the same distribution, tried in
+    order (`verify.multidraft`).  A kept token keeps all drafts that have it there; where none is kept, what is left of
+    the target's distribution gives the last token.  So no draft is tested against what another one was kept for, and
+    the output distribution is the target's.  With one draft this is the token rule.
+
+    SpecInfer's multi-step sampling (arXiv 2305.09781).  The host waits at each level.
+    """
+    params = text.params
+    tokens = [draft.bring_home() for draft in drafts]
+    scores = [
+        processed(plan.rule, params, text.tokens, draft.on(raw.device), raw)
+        for draft, raw in zip(drafts, logits, strict=True)
+    ]
+    p = [params.probs(each) for each in scores]
+    q = [draft.probs_like(each) for draft, each in zip(drafts, p, strict=True)]
+    followed, n, last = follow(p, q, tokens, text.random)
+    x, raw = tokens[followed], logits[followed]
+    numbers = {"highest": torch.cat([each.amax(-1).double() for each in scores])}
+    numbers |= {"p": gather_probs(p[followed], x), "q": gather_probs(q[followed], x)}
+    if sums := [draft.probs.sum(-1, dtype=torch.float64) for draft in drafts if draft.probs is not None]:
+        numbers["sums"] = torch.cat(sums)
+    if plan.logprobs:
+        path = torch.tensor([*x[:n], last], device=raw.device)
+        numbers |= logprobs(params, raw[: n + 1], scores[followed][: n + 1], path)
+
+    def finish(found: dict[str, list[float]]) -> Verdict:
+        return Verdict(
+            x, n, last, found["p"], found["q"], sum(draft.passes for draft in drafts),
+            found.get("logprobs", []), found.get("scores", []), tokens, followed,
+        )  # fmt: skip
+
+    return Pending(numbers, finish)
+
+
+def follow(
+    p: Sequence[Array], q: Sequence[Array], drafts: Sequence[Sequence[int]], random: Random
+) -> tuple[int, int, int]:
+    """Which draft is followed, how many of its tokens are kept, and the token after them.
+
+    Of the drafts that have all kept tokens, the longest is the one that was followed, the first of equals.
+
+    Args:
+        p: for each draft the target's distributions `[g + 1, V]`; equal where drafts begin with the same tokens.
+        q: for each draft the distributions `[g, V]` that its tokens were drawn from.
+        drafts: their tokens; how many may depend on the tokens themselves.
+        random: two drafts of one token take two numbers, one for what is kept and one for the last token.
+
+    Both drafts say 0, which the target never writes, so what is left of it is drawn:
+
+    >>> p, q = np.array([[0.0, 1.0]] * 2), np.array([[0.5, 0.5]])
+    >>> follow([p, p], [q, q], [[0], [0]], Random(0))
+    (0, 0, 1)
+    >>> follow([p, p], [q, q], [[0], [1]], Random(0))  # 1 is kept as the second candidate, and a bonus follows
+    (1, 1, 1)
+    """
+    here, n = list(range(len(drafts))), 0
+    while True:
+        tried = [i for i in here if len(drafts[i]) > n]
+        node, probs, candidates = p[here[0]][n], [q[i][n] for i in tried], [drafts[i][n] for i in tried]
+        chances = accepted(node, probs, candidates)
+        kept = int(sampling.draw(np.array(chances, float), random)) if tried else 0
+        if kept == len(tried):
+            last = int(sampling.draw(correction(node, probs, candidates), random))
+            return max(here, key=lambda i: len(drafts[i])), n, last
+        here = [i for i in tried if drafts[i][n] == candidates[kept]]
+        n += 1
+
+
+def bring_home(pending: Sequence[Pending], drafter: Any, target: Any) -> list[Verdict]:
+    """The verdicts, fetched with one transfer; refuses logits and draft probabilities that are no numbers."""
+    flat = torch.cat([numbers for each in pending for numbers in each.numbers.values()]).tolist()
+    found, at = [], 0
+    for each in pending:
+        numbers: dict[str, list[float]] = {}
+        for name, values in each.numbers.items():
+            numbers[name] = flat[at : at + len(values)]
+            at += len(values)
+        if bad := [i for i, value in enumerate(numbers["highest"]) if not math.isfinite(value)]:
+            raise SpecdecError(
+                f"{class_name(target)} gave logits without a finite maximum ({numbers['highest'][bad[0]]}) at position "
+                f"{bad[0]} of a block: its weights are damaged, or its dtype overflows (try float32 or bfloat16)"
+            )
+        if bad := [value for value in numbers.get("sums", []) if not abs(value - 1) < 1e-2]:
+            raise SpecdecError(
+                f"{type(drafter).__name__} reports probabilities that sum to {bad[0]:.4g}, not 1: return the "
+                "distribution that each token was drawn from, not its logarithm"
+            )
+        found.append(each.finish(numbers))
+    return found
+
+
+def processed(
+    rule: Verifier, params: SamplingParams, text: list[int], ids: torch.Tensor, raw: torch.Tensor
+) -> torch.Tensor:
+    """The target's logits `[g + 1, V]` with the processors applied, each position with its own history."""
+    if not params.processors:
+        return raw
+    return process_block(params.processors, text, ids.tolist(), raw, possible(rule, params))
+
+
+def possible(rule: Verifier, params: SamplingParams) -> Callable[[torch.Tensor, int], bool]:
+    """Whether a draft token may be kept, seen from the target's logits `[V]` at its position."""
+    if not rule.lossless:
+        return lambda logits, token: True
+    if params.greedy:
+        return lambda logits, token: int(logits.argmax()) == token
+    return lambda logits, token: float(logits[token]) > float("-inf")
+
+
+def target_probs(rule: Verifier, params: SamplingParams, scores: torch.Tensor) -> torch.Tensor:
+    """What the rule takes for `p`: logits are enough for point masses, and some rules want temperature 1 at 0."""
+    if rule.point_mass:
+        return scores
+    return softmax(in_float32(scores)) if rule.at_zero else params.probs(scores)
+
+
+def choose(rule: Verifier, probs: Any, random: Random) -> Any:
+    """A draw from a list or a vector; of a point mass its place."""
+    if not is_torch(probs):
+        probs = np.array(probs, float)
+    return probs.argmax() if rule.point_mass else sampling.draw(probs, random)
+
+
+def as_row(number: Any, like: torch.Tensor) -> torch.Tensor:
+    """A number or a tensor `[]` as float64 `[1]`, on the device of `like`."""
+    return torch.as_tensor(number, dtype=torch.float64, device=like.device).reshape(1)
+
+
+def logprobs(
+    params: SamplingParams, raw: torch.Tensor, scores: torch.Tensor, path: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """Log-probabilities of the tokens `path` `[m]`: in the target's own distribution, and in the one drawn from."""
+    drawn = in_float32(scores).log_softmax(-1) if params.greedy else params.probs(scores).log()
+    return {
+        "logprobs": gather_probs(in_float32(raw).log_softmax(-1), path),
+        "scores": gather_probs(drawn, path),
+    }

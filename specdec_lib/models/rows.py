@@ -1,0 +1,91 @@
+"""Rows of different length in one tensor: padding, and where the columns of a transformers cache hold which row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+
+def padded(rows: Sequence[Sequence[int] | torch.Tensor], device: torch.device) -> torch.Tensor:
+    """Ids `[rows, n]`, padded with 0 on the right to the longest row.
+
+    >>> padded([[5, 6], [7]], torch.device("cpu")).tolist()
+    [[5, 6], [7, 0]]
+    """
+    longest = max(map(len, rows))
+    if any(isinstance(row, torch.Tensor) for row in rows):
+        each = [torch.as_tensor(row, dtype=torch.long, device=device) for row in rows]
+        return torch.stack([torch.nn.functional.pad(row, (0, longest - len(row))) for row in each])
+    return torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], dtype=torch.long, device=device)
+
+
+def tail(values: torch.Tensor, rows: Sequence[Sequence[int] | torch.Tensor], last: Sequence[int]) -> list[torch.Tensor]:
+    """Of each of `rows` the last `last[i]` of its `values` `[rows, m, ...]`, whose last column is that of the longest."""
+    longest, m = max(map(len, rows)), values.shape[1]
+    ends = [len(row) - longest + m for row in rows]
+    return [value[end - k : end] if k else value[:0] for value, end, k in zip(values, ends, last, strict=True)]
+
+
+class Columns:
+    """Which columns of a transformers cache hold the tokens of each row.
+
+    The tokens of a row stand in neighbouring columns, and before a pass all rows end in the last one.  So the distance
+    of two columns is the distance of their tokens, which is what relative positions and sliding windows count.  What
+    lies left of a row is masked.  Rolling back only moves numbers; putting the columns in order again, before the next
+    pass, also drops those that no row needs, so that memory does not grow with refused tokens.
+    """
+
+    def __init__(self, rows: int):
+        self.lengths = [0] * rows
+        self._ends = [0] * rows  # the column after a row's last token
+
+    def align(self, cache: Any) -> None:
+        """Let every row end in the last column of `cache`, which gets as many columns as the longest row has tokens."""
+        longest = max(self.lengths)
+        if {cache.get_seq_length(), *self._ends} == {longest}:
+            return
+        columns = torch.tensor(self._ends)[:, None] - longest + torch.arange(longest)
+        index = columns.clamp(min=0)[:, None, :, None]
+        for layer in cache.layers:
+            for name in ("keys", "values"):
+                if (held := getattr(layer, name)) is not None:
+                    index = index.to(held.device)  # once, unless the layers are spread over several devices
+                    setattr(layer, name, held.gather(2, index.expand(-1, held.shape[1], -1, held.shape[3])))
+        self._ends = [longest] * len(self._ends)
+
+    def in_step(self, columns: int) -> bool:
+        """Whether all rows are equally long and the cache, of so many columns, holds their tokens alone."""
+        return {*self.lengths, *self._ends} == {columns}
+
+    def extend_all(self, n: int) -> None:
+        """Append `n` tokens to each of rows that are in step."""
+        self.lengths = [held + n for held in self.lengths]
+        self._ends = list(self.lengths)
+
+    def extend(self, counts: Sequence[int], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append `counts[i]` tokens, padded on the right, to aligned columns; mask `[rows, columns]`, positions
+        `[rows, n]`.
+
+        Only what is left of a row needs the mask: no token sees what is right of it.  So padding sees itself at least,
+        also behind a window, and never becomes NaN.
+        """
+        begin, n = max(self.lengths), max(counts)
+        before = torch.tensor(self.lengths, device=device)[:, None]
+        self.lengths = [held + count for held, count in zip(self.lengths, counts, strict=True)]
+        after = torch.tensor(self.lengths, device=device)[:, None]
+        seen = torch.arange(begin + n, device=device) >= begin - before
+        # those of the row alone; its padding must not go beyond the model's context
+        positions = (before + torch.arange(n, device=device)).minimum(after - 1).clamp(min=0)
+        self._ends = [begin + count for count in counts]
+        return seen.long(), positions
+
+    def rollback(self, lengths: Sequence[int]) -> None:
+        self._ends = [
+            end - (held - length) for end, held, length in zip(self._ends, self.lengths, lengths, strict=True)
+        ]
+        self.lengths = list(lengths)
+
+    def select(self, rows: Sequence[int]) -> None:
+        self.lengths, self._ends = [self.lengths[i] for i in rows], [self._ends[i] for i in rows]
