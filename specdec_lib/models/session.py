@@ -55,9 +55,7 @@ class FastSession:
 
     def __init__(self, model: FastLlama, batch: int = 1, capacity: int = 512):
         self.model = model
-        lent = model.recorder.lend(self, capacity) if model.recorder is not None and batch == 1 else None
-        self.recorder = model.recorder if lent is not None else None
-        self.cache = model.new_cache(batch, capacity) if lent is None else lent
+        self.cache = model.new_cache(batch, capacity)
 
     @property
     def length(self) -> int:
@@ -69,16 +67,12 @@ class FastSession:
 
     @torch.inference_mode()
     def feed(self, ids: torch.Tensor, last: int = 1) -> torch.Tensor:
-        if self.recorder is not None and (logits := self.recorder.feed(ids)) is not None:
-            return logits[:, ids.shape[1] - last :]
         return self.model.logits(ids, self.cache, last)
 
     def watch(self, layers: Sequence[int]) -> None:
         """From now on keep the hidden states after so many layers, in `cache.features`; before the first token."""
         if self.length:
             raise ValueError("the hidden states of what was fed are gone: watch an empty session")
-        if self.recorder is not None:  # a recorded pass writes where it wrote when it was recorded
-            self.recorder, self.cache = None, self.model.new_cache(1, self.cache.capacity)
         self.cache.watch(layers, self.model.config.hidden_size)
 
     @torch.inference_mode()
