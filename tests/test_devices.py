@@ -76,7 +76,7 @@ def test_a_device_that_cannot_decode(device, nothing_loads, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for load in (load_model, load_transformers, sd.load_pair):
         with pytest.raises(sd.SpecdecError, match=r"device .*use (cpu|device='cpu')") as error:
-            load("packaged", device)
+            load("packaged", device=device)
         assert "\n" not in str(error.value)
 
 
