@@ -161,10 +161,11 @@ def altered(model: torch.nn.Module) -> str | None:
         if kind not in PLAIN and kind.__module__ not in HOMES:
             return f"{what} is a {kind.__module__}.{kind.__qualname__}"
         hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-        # transformers' own, which stay where hidden states were asked for once, change nothing
+        # what transformers leaves where hidden states were asked for once changes nothing
         if any(not getattr(hook, "__module__", "").startswith("transformers.utils.") for hook in hooks):
             return f"{what} has a forward hook"
-        if "forward" in vars(module):
+        own = vars(module).get("forward")
+        if own is not None and getattr(own, "__func__", None) is not kind.forward:
             return f"{what} has a forward pass of its own"
     for name, weight in model.named_parameters():
         if type(weight).__module__.partition(".")[0] != "torch" or not weight.is_floating_point():

@@ -154,7 +154,7 @@ def device_and_dtype(device: str | None, dtype: str | torch.dtype | None) -> tup
     if dtype is None:
         return where, torch.float32 if where.type == "cpu" else torch.bfloat16
     kind = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
-    if kind not in DTYPES.values():
+    if kind is None or kind not in DTYPES.values():
         raise SpecdecError(f"unknown dtype {dtype!r}: use one of {', '.join(DTYPES)}")
     return where, kind
 
