@@ -20,7 +20,7 @@ from .drafters.other_tokenizer import difference
 from .errors import SpecdecError
 from .models import Pair, load_model, load_tokenizer
 from .models.drafts import has_own_tokenizer, is_draft, load_draft, packaged_drafts, read_manifest, target_hash
-from .models.pair import AUTO, PACKAGED, is_encoder_decoder, vocabulary_size
+from .models.pair import AUTO, PACKAGED, device_and_dtype, is_encoder_decoder, vocabulary_size
 
 LOOKUP = "lookup"
 TRANSLATORS: dict[str, Any] = {"text": TextDrafter, "shared": SharedVocabularyDrafter}
@@ -51,9 +51,10 @@ def load_pair(
     Raises:
         SpecdecError: for what is no model, a draft of another target or other tokens, a device that is not there.
     """
+    check_tokenizers(tokenizers)
+    device_and_dtype(device, dtype)  # refused, if at all, before anything is read
     draft = default_draft(target) if draft is None else draft
     label = type(draft).__name__
-    check_tokenizers(tokenizers)
     compared: list[str] = []  # draft models whose tokenizer was seen
     target_tokenizer = cache(lambda: load_tokenizer(target))
     if isinstance(draft, (str, os.PathLike)):

@@ -40,3 +40,23 @@ def tiny_folder(tmp_path_factory):
         return made[key]
 
     return make
+
+
+@pytest.fixture
+def no_bfloat16_layout(monkeypatch):
+    """oneDNN refuses to lay out bfloat16 weights, as it does on a processor with AVX2 only."""
+    import torch
+
+    from specdec_lib.models import fast
+
+    real = getattr(torch.ops.mkldnn, "_reorder_linear_weight", None)
+
+    def refuse(weight, rows):
+        if weight.dtype is torch.bfloat16:
+            raise RuntimeError("bf16 path needs the cpu support")
+        return real(weight, rows)
+
+    monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", refuse)
+    fast._can_pack.cache_clear()
+    yield
+    fast._can_pack.cache_clear()

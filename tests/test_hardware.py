@@ -41,7 +41,10 @@ def test_operations_are_those_that_torch_counts(tiny_folder, kind, positions, ba
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_bytes_are_those_that_the_tensors_have(tiny_folder, dtype):
+@pytest.mark.parametrize("processor", ["this one", "without a bfloat16 layout"])
+def test_bytes_are_those_that_the_tensors_have(tiny_folder, dtype, processor, request):
+    if processor != "this one":
+        request.getfixturevalue("no_bfloat16_layout")
     model = load_transformers(tiny_folder("llama"), device="cpu", dtype=dtype)
     linear = [m.weight for m in model.modules() if isinstance(m, torch.nn.Linear)]
     fast, batch, context, positions = FastLlama(model), 3, 4, 5

@@ -36,6 +36,11 @@ class Fed:
         self.model.watch(layers)
 
     @property
+    def watched(self) -> tuple[int, ...]:
+        """The layers that the columns of `features` are."""
+        return self.model.watched
+
+    @property
     def features(self) -> torch.Tensor:
         """The hidden states of the text's tokens, as a watched `Cache` has them."""
         return torch.stack([self.model.states[tuple(self.ids[: end + 1])] for end in range(self.length)])[None]
@@ -52,25 +57,24 @@ class Remembered(FastLlama):
         states: the hidden states of watched layers after each prefix, for a drafter that reads them.
     """
 
-    recorder = None  # no graph to replay: mostly no pass is made
-
     def __init__(self, model: Any):
         self.model, self.config = model, model.config
+        self.generation_config = getattr(model, "generation_config", None)
         self.passes = 0
         self._most = MOST // vocabulary_size(model)  # prefixes
         self._session = open_session(model)
         self._held: list[int] = []  # the tokens that this session holds
         self._known: dict[tuple[int, ...], torch.Tensor] = {}
         self.states: dict[tuple[int, ...], torch.Tensor] = {}
-        self._watched: tuple[int, ...] = ()
+        self.watched: tuple[int, ...] = ()
         if isinstance(model, FastLlama):
             self.layers = model.layers
 
     def watch(self, layers: Sequence[int]) -> None:
-        if self._watched != tuple(layers):
+        if not set(layers) <= set(self.watched):
             self._forget()
             self._session.watch(layers)  # type: ignore[attr-defined]
-            self._watched = tuple(layers)
+            self.watched = self._session.cache.watched  # type: ignore[attr-defined]
 
     @property
     def device(self) -> torch.device:
@@ -86,7 +90,7 @@ class Remembered(FastLlama):
         text = cache.ids = cache.ids[: cache.length] + ids[0].tolist()
         cache.length = len(text)
         prefixes = [tuple(text[:end]) for end in range(len(text) - last + 1, len(text) + 1)]
-        new = range(len(text) - ids.shape[1] + 1, len(text) + 1) if self._watched else range(0)
+        new = range(len(text) - ids.shape[1] + 1, len(text) + 1) if self.watched else range(0)
         if any(p not in self._known for p in prefixes) or any(tuple(text[:end]) not in self.states for end in new):
             self._ask(text, prefixes)
         if last == 0:
@@ -104,7 +108,7 @@ class Remembered(FastLlama):
         rows = self._session.feed(rest, last=len(prefixes))[0]
         self._held = list(text)
         self._known.update((prefix, row.clone()) for prefix, row in zip(prefixes, rows, strict=True))
-        if self._watched:
+        if self.watched:
             states = self._session.cache.features[0]  # type: ignore[attr-defined]
             self.states.update((tuple(text[: end + 1]), states[end].clone()) for end in range(common, len(text)))
         self.passes += 1

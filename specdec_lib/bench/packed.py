@@ -40,8 +40,6 @@ from ..models.pair import (
     vocabulary_size,
 )
 
-PACKABLE = (torch.float32, torch.bfloat16)  # what oneDNN lays out on every x86 CPU
-
 
 class PackedModule(torch.nn.Module):
     """`PackedLinear` where a transformers model expects a module; for inference only."""
@@ -60,8 +58,8 @@ def pack_linears(model: torch.nn.Module) -> int:
     """Give `model` packed linear layers *in place*; returns how many.
 
     The stock weights are freed, so the model can be neither trained nor saved afterwards: pack only what you loaded
-    yourself.  A table shared with the embeddings stays for those.  On a GPU, in float16 or float64, and where torch
-    lacks the operator, nothing is changed.
+    yourself.  A table shared with the embeddings stays for those.  On a GPU, and in a dtype that
+    `packed_linears_available` says no to, nothing is changed.
 
     >>> stock = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.ReLU())
     >>> x = torch.ones(1, 3)
@@ -70,13 +68,13 @@ def pack_linears(model: torch.nn.Module) -> int:
     >>> torch.allclose(before, stock(x))
     True
     """
-    if not packed_linears_available():
-        return 0
     found = [
         (parent, name)
         for parent in model.modules()
         for name, child in parent.named_children()
-        if type(child) is torch.nn.Linear and child.weight.device.type == "cpu" and child.weight.dtype in PACKABLE
+        if type(child) is torch.nn.Linear
+        and child.weight.device.type == "cpu"
+        and packed_linears_available(child.weight.dtype)
     ]
     for parent, name in found:
         setattr(parent, name, PackedModule(getattr(parent, name)))

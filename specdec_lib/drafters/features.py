@@ -87,7 +87,7 @@ class FeatureDrafts(DraftBatch):
         if not any(new):
             return [Draft([]) for _ in samplers]
         self.held = [r if ids else n for r, n, ids in zip(read, held, new, strict=True)]
-        states, wanted = self.model.states(self._features(held, max(map(len, new)))), [list(ids) for ids in new]
+        states, wanted = self.model.states(self._features(held, max(map(len, new))), self.target.cache.watched), [list(ids) for ids in new]
         while any(map(len, wanted)):
             state = self._step(states, wanted, held)
             held = [n + len(ids) for n, ids in zip(held, wanted, strict=True)]

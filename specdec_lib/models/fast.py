@@ -12,40 +12,51 @@ The result equals the stock model's to float32 rounding; `tests/test_fast.py` ho
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 
+from ..errors import SpecdecError, first_line
+
 log = logging.getLogger(__name__)
 
 
-def packed_linears_available() -> bool:
-    """True where torch has the oneDNN operators that `PackedLinear` uses (x86 CPU builds)."""
-    return (
-        torch.backends.mkldnn.is_available()
-        and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
-        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    )
+def packed_linears_available(dtype: torch.dtype = torch.float32) -> bool:
+    """Whether `PackedLinear` can lay out weights of `dtype` for oneDNN here (float32 or bfloat16, x86 CPU builds)."""
+    return dtype in (torch.float32, torch.bfloat16) and _can_pack(dtype)
+
+
+@cache
+def _can_pack(dtype: torch.dtype) -> bool:
+    """Found by trying it, once for each dtype: oneDNN refuses bfloat16 where the processor lacks an instruction set."""
+    try:
+        weight = torch.ops.mkldnn._reorder_linear_weight(torch.ones(16, 16, dtype=dtype), PackedLinear.ROWS)
+        torch.ops.mkldnn._linear_pointwise(torch.ones(1, 16, dtype=dtype), weight, None, "none", [], "")
+    except (AttributeError, RuntimeError) as error:  # no such operator in this torch, or the operator refuses
+        log.warning(
+            "oneDNN lays out no %s weights here (%s): torch's own linear layers run instead, about half as fast",
+            str(dtype).removeprefix("torch."),
+            first_line(error),
+        )
+        return False
+    return True
 
 
 class PackedLinear:
-    """`y = x W^T + b` with W reordered once for oneDNN; a plain `F.linear` where that operator is missing."""
+    """`y = x W^T + b` with W reordered once for oneDNN; a plain `F.linear` where `packed_linears_available` says no."""
 
     ROWS = 8  # the number of rows that the layout is chosen for: a draft of 7 and its bonus position
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, pack: bool = True):
         self.shape = tuple(weight.shape)
         self.bias = bias
-        pack = pack and weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.bfloat16)
-        self.packed = pack and packed_linears_available()
+        self.packed = pack and weight.device.type == "cpu" and packed_linears_available(weight.dtype)
+        self.weight = weight.contiguous()
         if self.packed:
-            self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), self.ROWS)
-        else:
-            if pack:
-                _warn_unpacked()
-            self.weight = weight.contiguous()
+            self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight, self.ROWS)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self.packed:
@@ -53,23 +64,11 @@ class PackedLinear:
         return F.linear(x, self.weight, self.bias)
 
 
-_warned = False
-
-
-def _warn_unpacked() -> None:
-    global _warned
-    if not _warned:
-        log.warning(
-            "this torch has no oneDNN prepacked linear: the CPU pass falls back to torch's own, about half as fast"
-        )
-        _warned = True
-
-
 class Cache:
     """Keys and values of one batch, `[layers, batch, kv_heads, capacity, head_dim]`, written in place.
 
     After `watch` it also keeps, in `features` `[batch, capacity, len(watched), width]`, what chosen layers gave at each
-    position.
+    position.  The capacity at least doubles when it is exceeded, so a cache may start small.
     """
 
     def __init__(self, layers: int, batch: int, kv_heads: int, capacity: int, head_dim: int, like: torch.Tensor):
@@ -85,9 +84,15 @@ class Cache:
         return self.keys.shape[3]
 
     def watch(self, layers: Sequence[int], width: int) -> None:
-        """From now on keep the hidden states `[width]` after so many layers; the last layer's after the final norm."""
-        self.watched = tuple(layers)
-        self.features = self.keys.new_zeros(self.keys.shape[1], self.capacity, len(layers), width)
+        """From now on keep the hidden states `[width]` after so many layers; the last layer's after the final norm.
+
+        What was watched before still is: `features` holds, in the order of `watched`, the layers of all who asked.
+        """
+        self.watched += tuple(k for k in dict.fromkeys(layers) if k not in self.watched)
+        old = self.features
+        self.features = self.keys.new_zeros(self.keys.shape[1], self.capacity, len(self.watched), width)
+        if old.shape[2]:
+            self.features[:, :, : old.shape[2]] = old
 
     def note(self, layers: int, x: torch.Tensor, at: tuple[torch.Tensor, torch.Tensor] | None) -> None:
         """Keep hidden states `x` [batch, n, width] after `layers` layers, if they are watched; `at` as in `write`."""
@@ -119,7 +124,7 @@ class Cache:
         capacity = max(needed, 2 * self.capacity)
         for name in ("keys", "values"):
             old = getattr(self, name)
-            new = torch.zeros((*old.shape[:3], capacity, old.shape[4]), dtype=old.dtype, device=old.device)
+            new = old.new_zeros(*old.shape[:3], capacity, old.shape[4])
             new[:, :, :, : self.length] = old[:, :, :, : self.length]
             setattr(self, name, new)
         features = self.features.new_zeros(self.features.shape[0], capacity, *self.features.shape[2:])
@@ -128,15 +133,56 @@ class Cache:
 
     def keep(self, rows: list[int]) -> None:
         """Go on with these rows only."""
-        self.keys, self.values, self.features = self.keys[:, rows], self.values[:, rows], self.features[rows]
+        index = torch.tensor(rows, dtype=torch.long, device=self.keys.device)
+        self.keys, self.values = self.keys.index_select(1, index), self.values.index_select(1, index)
+        self.features = self.features.index_select(0, index)
 
 
-def unsupported(model: Any) -> str | None:
+FAMILIES = ("llama", "qwen2", "shortlist_llama")
+PLAIN = (torch.nn.Linear, torch.nn.Embedding, torch.nn.ModuleList, torch.nn.RMSNorm, torch.nn.SiLU)
+HOMES = (  # of the other classes that a model of these families is made of
+    "transformers.activations",
+    "transformers.models.llama.modeling_llama",
+    "transformers.models.qwen2.modeling_qwen2",
+    "specdec_lib.models.shortlist",
+    "specdec_lib.models.feature_draft",
+)
+
+
+def altered(model: torch.nn.Module) -> str | None:
+    """What of `model` computes otherwise than its weights say: an adapter, a quantised layer, a subclass, a hook.
+
+    None where every part is the plain one that transformers builds.
+    """
+    if getattr(model.config, "quantization_config", None):
+        return "quantised weights"
+    for name, module in model.named_modules():
+        kind, what = type(module), name or "the model"
+        if kind not in PLAIN and kind.__module__ not in HOMES:
+            return f"{what} is a {kind.__module__}.{kind.__qualname__}"
+        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+        # what transformers leaves where hidden states were asked for once changes nothing
+        if any(not getattr(hook, "__module__", "").startswith("transformers.utils.") for hook in hooks):
+            return f"{what} has a forward hook"
+        own = vars(module).get("forward")
+        if own is not None and getattr(own, "__func__", None) is not kind.forward:
+            return f"{what} has a forward pass of its own"
+    for name, weight in model.named_parameters():
+        if type(weight).__module__.partition(".")[0] != "torch" or not weight.is_floating_point():
+            return f"{name} is a {type(weight).__module__}.{type(weight).__qualname__} of {weight.dtype}"
+    if len({weight.dtype for weight in model.parameters()}) > 1:
+        return "weights of several dtypes"
+    return None
+
+
+def unsupported(model: Any, families: Sequence[str] = FAMILIES) -> str | None:
     """Why `FastLlama` cannot stand in for this transformers model; None if it can."""
     config = model.config
-    if config.model_type not in ("llama", "qwen2", "shortlist_llama"):
+    if config.model_type not in families:
         return f"model type {config.model_type}"
-    if len(set((getattr(model, "hf_device_map", None) or {}).values())) > 1:
+    if reason := altered(model):
+        return reason
+    if len({weight.device for weight in model.parameters()}) > 1:
         return "spread over several devices"
     if config.hidden_act != "silu":
         return f"activation {config.hidden_act}"
@@ -149,17 +195,44 @@ def unsupported(model: Any) -> str | None:
     return None
 
 
+def _joined(projections: Iterable[torch.nn.Linear], pack: bool, release: bool) -> PackedLinear:
+    """Linear layers of one input as a single product; with `release` their weights are taken out of them."""
+    weights = [p.weight.detach() for p in projections]
+    biases = [p.bias.detach() for p in projections if p.bias is not None]
+    if release:
+        for projection in projections:
+            projection.weight = None  # type: ignore[assignment]
+    weight = torch.cat(weights) if len(weights) > 1 else weights[0]
+    del weights
+    return PackedLinear(weight, torch.cat(biases) if biases else None, pack)
+
+
 class FastLlama:
     """Inference-only Llama / Qwen2 forward pass built from a `transformers` model's weights.
 
     Args:
         model: a `LlamaForCausalLM` or `Qwen2ForCausalLM` without sliding window.
         pack: lay the linear weights out for oneDNN (CPU only).
+        release: take the weights out of `model`, layer by layer, so that they are never held twice; it cannot run
+            afterwards.
+
+    Attributes:
+        prefill_chunk: the most positions that run at once.  A longer text is read in pieces of this size, so that
+            what attention sees needs a mask of `prefill_chunk` rows, not of one for each position of the text.
+
+    Raises:
+        SpecdecError: for a model that `unsupported` gives a reason against.
     """
 
-    def __init__(self, model: Any, pack: bool = True):
+    families: ClassVar[Sequence[str]] = FAMILIES
+    prefill_chunk: int = 512
+
+    def __init__(self, model: Any, pack: bool = True, release: bool = False):
         config = model.config
+        if reason := unsupported(model, self.families):
+            raise SpecdecError(f"this model cannot run as {type(self).__name__} ({reason}): give it to Pair as it is")
         self.config = config
+        self.generation_config = getattr(model, "generation_config", None)
         self.heads = config.num_attention_heads
         self.kv_heads = config.num_key_value_heads
         self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // self.heads
@@ -169,37 +242,35 @@ class FastLlama:
         self.layers = []
         for layer in model.model.layers:
             attention, mlp = layer.self_attn, layer.mlp
-            qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
-            bias = torch.cat([p.bias.detach() for p in qkv]) if qkv[0].bias is not None else None
             self.layers.append(
                 (
                     layer.input_layernorm.weight.detach(),
-                    PackedLinear(torch.cat([p.weight.detach() for p in qkv]), bias, pack),
-                    PackedLinear(attention.o_proj.weight.detach(), None, pack),
+                    _joined([attention.q_proj, attention.k_proj, attention.v_proj], pack, release),
+                    _joined([attention.o_proj], pack, release),
                     layer.post_attention_layernorm.weight.detach(),
-                    PackedLinear(torch.cat([mlp.gate_proj.weight.detach(), mlp.up_proj.weight.detach()]), None, pack),
-                    PackedLinear(mlp.down_proj.weight.detach(), None, pack),
+                    _joined([mlp.gate_proj, mlp.up_proj], pack, release),
+                    _joined([mlp.down_proj], pack, release),
                 )
             )
-        self.head = PackedLinear(model.get_output_embeddings().weight.detach(), None, pack)
+        self.head = _joined([model.get_output_embeddings()], pack, release)
         self.shortlist = getattr(model, "shortlist", None)  # the tokens that the head scores; None means all
         self.token_index = getattr(model, "token_index", None)  # the embedding that each token is read as
         self._rope_source = model.model.rotary_emb
-        self._cos = self._sin = torch.empty(0)
-        self._rope(256)
-        self.recorder: Any = None  # on a GPU, what replays short passes
-        if self.device.type == "cuda":
-            from .graphs import Recorder
+        self._rotary = self._table(256)
 
-            self.recorder = Recorder(self)
+    def _table(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        positions = torch.arange(length, device=self.device)[None]
+        cos, sin = self._rope_source(self.embedding[:1, None], positions)
+        half = self.head_dim // 2
+        sin = torch.cat([-sin[..., :half], sin[..., half:]], -1)  # the sign of rotate_half, folded in
+        return cos[0], sin[0]
 
-    def _rope(self, length: int) -> None:
-        if len(self._cos) < length:
-            positions = torch.arange(max(length, 256), device=self.embedding.device)[None]
-            cos, sin = self._rope_source(self.embedding[:1, None], positions)
-            half = self.head_dim // 2
-            sin = torch.cat([-sin[..., :half], sin[..., half:]], -1)  # the sign of rotate_half, folded in
-            self._cos, self._sin = cos[0], sin[0]
+    def _rope(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines `[>= length, head_dim]` of the positions; the table doubles when a text outgrows it."""
+        table = self._rotary  # once: another thread may put a longer one in its place
+        if len(table[0]) < length:
+            table = self._rotary = self._table(max(length, 2 * len(table[0])))
+        return table
 
     @property
     def device(self) -> torch.device:
@@ -223,23 +294,31 @@ class FastLlama:
         self, x: torch.Tensor, cache: Cache, layers: int | None = None, starts: torch.Tensor | None = None
     ) -> torch.Tensor:
         """As `hidden`, from embedded positions `x` [batch, n, width]."""
-        batch, n, _ = x.shape
-        if n == 0:
+        if x.shape[1] == 0:
             return x
+        cache.reserve(cache.length + x.shape[1])
+        parts = []
+        for part in x.split(self.prefill_chunk, 1):
+            parts.append(self._pass(part, cache, layers, starts))
+            starts = None if starts is None else starts + part.shape[1]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+    def _pass(self, x: torch.Tensor, cache: Cache, layers: int | None, starts: torch.Tensor | None) -> torch.Tensor:
+        """As `through`, for at most `prefill_chunk` positions that the cache has room for."""
+        batch, n, _ = x.shape
         start, end = cache.length, cache.length + n
-        cache.reserve(end)
-        self._rope(end)
+        cosines, sines = self._rope(end)
         heads, kv, dim = self.heads, self.kv_heads, self.head_dim
         group, half = heads // kv, dim // 2
         at = mask = None
         if starts is None:
-            cos, sin = self._cos[start:end, None], self._sin[start:end, None]
+            cos, sin = cosines[start:end, None], sines[start:end, None]
             if n > 1:  # query j of the block sees everything up to its own position
                 mask = torch.ones(n, end, dtype=torch.bool, device=x.device).tril(start).repeat(group, 1)
         else:
             places = starts[:, None] + torch.arange(n, device=x.device)
             at = torch.arange(batch, device=x.device)[:, None], places
-            cos, sin = self._cos[places][:, :, None], self._sin[places][:, :, None]
+            cos, sin = cosines[places][:, :, None], sines[places][:, :, None]
             seen = torch.arange(end, device=x.device) <= places[:, :, None]
             mask = seen.repeat(1, group, 1)[:, None]
         for i, (norm1, qkv, out, norm2, gate_up, down) in enumerate(self.layers[:layers]):

@@ -79,9 +79,11 @@ class FeatureDraft(ShortlistLlamaForCausalLM):
 class FastFeatureDraft(FastLlama):
     """Inference of a `FeatureDraft`: its layer as in `FastLlama`, fed with joined states."""
 
+    families = (FeatureDraftConfig.model_type,)
+
     def __init__(self, model: FeatureDraft):
         super().__init__(model)
-        self.recorder = None  # its passes are not the ones that are recorded
+        self.watched = tuple(model.config.watched)
         self.entry_of = model.token_index
         self.norms = [norm.get_parameter("weight").detach() for norm in model.norms]
         self.read, self.join = (PackedLinear(part.weight.detach()) for part in (model.read, model.join))
@@ -90,10 +92,14 @@ class FastFeatureDraft(FastLlama):
         self.entries = F.rms_norm(self.embedding, gain.shape, gain, self.eps)
 
     @torch.inference_mode()
-    def states(self, features: torch.Tensor) -> torch.Tensor:
-        """As `FeatureDraft.states`."""
-        features = features.to(self.entries.dtype)
-        parts = [F.rms_norm(features[..., k, :], norm.shape, norm, self.eps) for k, norm in enumerate(self.norms)]
+    def states(self, features: torch.Tensor, watched: Sequence[int] | None = None) -> torch.Tensor:
+        """As `FeatureDraft.states`, of `features` whose columns are the layers `watched`: None means this draft's own.
+
+        A cache that several drafts read watches the layers of all of them, and each takes its own.
+        """
+        features, columns = features.to(self.entries.dtype), list(self.watched if watched is None else watched)
+        mine = [features[..., columns.index(layer), :] for layer in self.watched]
+        parts = [F.rms_norm(x, norm.shape, norm, self.eps) for x, norm in zip(mine, self.norms, strict=True)]
         return self.read(torch.cat(parts, -1))
 
     @torch.inference_mode()

@@ -128,22 +128,49 @@ def check_vocabulary(target: Any, draft: Any) -> None:
 
 
 def device_and_dtype(device: str | None, dtype: str | torch.dtype | None) -> tuple[torch.device, torch.dtype]:
-    """CUDA in bfloat16 where there is a GPU, else CPU in float32, unless told otherwise."""
+    """CUDA in bfloat16 where there is a GPU, else CPU in float32, unless told otherwise.
+
+    Raises:
+        SpecdecError: for a device that is not there, or that cannot compute what decoding needs (float64, from which
+            tokens are drawn); for a dtype that no model runs in.
+    """
     if device in (None, AUTO):
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         where = torch.device(device)
-    except RuntimeError:
+    except (RuntimeError, TypeError):
         raise SpecdecError(f"unknown device {device!r}: use cpu, cuda, cuda:N or auto") from None
     if where.type == "cuda" and not torch.cuda.is_available():
-        raise SpecdecError("device cuda was asked for, but torch sees no GPU: use device='cpu'")
+        raise SpecdecError(f"device {where} was asked for, but torch sees no GPU: use device='cpu'")
+    if where.type == "cuda" and (where.index or 0) >= (count := torch.cuda.device_count()):
+        there = "cuda:0" if count == 1 else f"cuda:0 to cuda:{count - 1}"
+        raise SpecdecError(f"device {where} was asked for, but torch sees {there}: use one of these, or 'cpu'")
+    try:
+        torch.ones(1, dtype=torch.float64, device=where).cumsum(0).tolist()
+    except Exception as error:  # each backend has its own
+        raise SpecdecError(
+            f"device {where} cannot be used ({first_line(error)}): use device='cpu', or a CUDA GPU"
+        ) from error
     if dtype is None:
         return where, torch.float32 if where.type == "cpu" else torch.bfloat16
-    if isinstance(dtype, str):
-        if dtype not in DTYPES:
-            raise SpecdecError(f"unknown dtype {dtype!r}: use one of {', '.join(DTYPES)}")
-        return where, DTYPES[dtype]
-    return where, dtype
+    kind = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
+    if kind is None or kind not in DTYPES.values():
+        raise SpecdecError(f"unknown dtype {dtype!r}: use one of {', '.join(DTYPES)}")
+    return where, kind
+
+
+def moved(model: Any, where: torch.device, name: str | os.PathLike) -> Any:
+    """`model` on `where`; what is there already, as a quantised model may be, is not touched."""
+    if {weight.device for weight in model.parameters()} == {where}:
+        return model
+    try:
+        return model.to(where)
+    except (RuntimeError, ValueError) as error:  # out of memory, or quantised weights that stay where they are
+        size = sum(weight.nbytes for weight in model.parameters()) / 1e9
+        raise SpecdecError(
+            f"cannot move {name} ({size:.1f} GB of weights) to {where}: {first_line(error)}: use device='cpu', "
+            "device='auto', which spreads it over all there are, or a smaller dtype"
+        ) from error
 
 
 def load_transformers(name: str | os.PathLike, device: str | None = None, dtype: Any = None) -> Any:
@@ -172,7 +199,7 @@ def load_transformers(name: str | os.PathLike, device: str | None = None, dtype:
     finally:
         if bar:
             transformers_logging.enable_progress_bar()
-    return model.eval() if spread else model.to(where).eval()
+    return model.eval() if spread else moved(model, where, name).eval()
 
 
 def load_tokenizer(name: str | os.PathLike) -> Any:
@@ -186,14 +213,17 @@ def load_tokenizer(name: str | os.PathLike) -> Any:
 
 def load_model(name: str | os.PathLike, device: str | None = None, dtype: Any = None) -> Any:
     """The model called `name`, as a `FastLlama` where that gives the same logits, else as transformers made it."""
-    return fast(load_transformers(name, device, dtype))
+    return fast(load_transformers(name, device, dtype), release=True)
 
 
-def fast(model: Any) -> Any:
-    """A `FastLlama` in place of a transformers model where that gives the same logits, else the model itself."""
+def fast(model: Any, release: bool = False) -> Any:
+    """A `FastLlama` in place of a transformers model where that gives the same logits, else the model itself.
+
+    With `release` the weights are taken out of a model that is replaced, so that memory never holds them twice.
+    """
     reason = unsupported(model)
     if reason is None:
-        return FastLlama(model)
+        return FastLlama(model, release=release)
     log.info("%s runs through transformers (%s)", model.config.name_or_path, reason)
     return model
 
