@@ -174,17 +174,18 @@ def load_transformers(
         config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
         two = getattr(config, "is_encoder_decoder", False)
         kinds = AutoModelForSeq2SeqLM if two else AutoModelForCausalLM
+        options["dtype"] = kind
         if getattr(config, "quantization_config", None) is not None:
             options.setdefault("device_map", {"": where})  # such weights are put in place when they are read
-            kind = "auto" if dtype is None else kind
-        model: Any
-        model, found = kinds.from_pretrained(
-            source, dtype=kind, trust_remote_code=trust_remote_code, output_loading_info=True, **options
+            options["dtype"] = kind if dtype is not None else "auto"
+        loaded: Any = kinds.from_pretrained(
+            source, trust_remote_code=trust_remote_code, output_loading_info=True, **options
         )
+        model, found = loaded
     except Exception as error:
         if str(name) == PACKAGED:
             packaged.verify(Path(source))  # says what is damaged and how to mend it
-        _refuse_remote_code(name, error, trust_remote_code)
+        refuse_remote_code(name, error, trust_remote_code)
         raise SpecdecError(f"cannot load a language model from {name}: {first_line(error)}") from error
     finally:
         if bar:
@@ -195,7 +196,7 @@ def load_transformers(
             f"the weights of {name} lack {missing[0]}{more}, which {type(model).__name__} needs: complete the folder, "
             "or name the right architecture in its config.json"
         )
-    return model.eval() if options else model.to(where).eval()
+    return model.eval() if "device_map" in options else model.to(where).eval()
 
 
 def load_tokenizer(name: str | os.PathLike, *, trust_remote_code: bool = False) -> Any:
@@ -205,11 +206,11 @@ def load_tokenizer(name: str | os.PathLike, *, trust_remote_code: bool = False) 
     try:
         return AutoTokenizer.from_pretrained(resolve(name), trust_remote_code=trust_remote_code)
     except Exception as error:
-        _refuse_remote_code(name, error, trust_remote_code)
+        refuse_remote_code(name, error, trust_remote_code)
         raise SpecdecError(f"cannot load a tokenizer from {name}: {first_line(error)}") from error
 
 
-def _refuse_remote_code(name: str | os.PathLike, error: Exception, trust_remote_code: bool) -> None:
+def refuse_remote_code(name: str | os.PathLike, error: Exception, trust_remote_code: bool) -> None:
     """Say what is to be done where transformers could go on with the model's own code only."""
     if not trust_remote_code and "trust_remote_code" in str(error):
         raise SpecdecError(

@@ -74,7 +74,7 @@ def arguments(model: Any) -> set[str]:
     own = inspect.signature(forward).parameters
     if not own.keys().isdisjoint(CACHES) or all(p.kind is not p.VAR_KEYWORD for p in own.values()):
         return set(own)
-    behind = [kind.forward for kind in type(model).__mro__ if "forward" in vars(kind)]
+    behind: list[Any] = [vars(kind)["forward"] for kind in type(model).__mro__ if "forward" in vars(kind)]
     if isinstance(model, torch.nn.Module):
         behind += [module.forward for module in model.modules() if module is not model]
     names = (inspect.signature(other).parameters.keys() for other in behind)

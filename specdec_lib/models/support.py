@@ -162,7 +162,7 @@ def decoding(*parts: Any) -> Iterator[None]:
     Args:
         parts: models, and drafters, whose models are found; None and anything else is left alone.
     """
-    modules = [module for model in models_in(parts) for module in model.modules()]
+    modules: list[Any] = [module for model in models_in(parts) for module in model.modules()]
     training = [module for module in modules if module.training]
     left = [(module, module.__dict__["rope_deltas"]) for module in modules if "rope_deltas" in module.__dict__]
     try:
@@ -217,6 +217,11 @@ def check_decoder(model: Any) -> None:
     name = class_name(model)
     hint = ": use another model" if _is_encoder_decoder(model) else ": use a decoder-only language model"
     if is_peft(bare):
+        if getattr(getattr(bare, "active_peft_config", None), "is_prompt_learning", False):
+            raise SpecdecError(
+                f"{name} is a PEFT model with a learnt prompt, which gets lost beside a cache: use an adapter that "
+                "merge_and_unload() can put into the weights, such as LoRA"
+            )
         name, hint = f"{name}, a PEFT model,", ": give what its merge_and_unload() returns"
     if getattr(bare, "_is_stateful", False):
         raise SpecdecError(
@@ -299,7 +304,7 @@ def differs(model: Any, a: torch.Tensor, b: torch.Tensor) -> bool:
     token seen too early changes most of them.  NaN is no difference: what is to be done about it is not decided here.
     """
     if a.shape != b.shape:
-        raise SpecdecError(f"its forward pass gives logits for {b.shape[1]} of {a.shape[1]} positions")
+        raise ValueError(f"logits of {a.shape[1]} positions where there should be those of {b.shape[1]}")
     a, b = (x.double() - x.double().mean(-1, keepdim=True) for x in (a, b))
     apart = (a - b).norm(dim=-1) / torch.maximum(a.norm(dim=-1), b.norm(dim=-1)).clamp(min=1e-9)
     exact = all(p.dtype in (torch.float32, torch.float64) for p in model.parameters()) and not is_quantised(model)
