@@ -1,6 +1,5 @@
 """What a model is, and what it can do: asked of tiny random models of many kinds."""
 
-import json
 import logging
 from contextlib import ExitStack
 
@@ -8,14 +7,11 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from typer.testing import CliRunner
 
 import specdec_lib as sd
-from specdec_lib.cli import app
-from specdec_lib.distill import recipe
 from specdec_lib.drafters import ComposedDrafter, ModelDrafter, PromptLookupDrafter, Sampling
 from specdec_lib.errors import SpecdecError
-from specdec_lib.models import Pair, load_model, load_tokenizer, load_transformers, open_session, support
+from specdec_lib.models import Pair, load_model, load_transformers, open_session, support
 from specdec_lib.models.fast import FastLlama
 from specdec_lib.models.pair import end_tokens, start_marker
 from specdec_lib.models.session import arguments, cache_keyword
@@ -199,7 +195,7 @@ def test_states_that_do_not_roll_back_are_refused_by_name(kind):
         model = RECURRENT[kind]()
     except AttributeError:
         pytest.skip("not in this transformers")
-    with pytest.raises(SpecdecError, match=f"{type(model).__name__} keeps a recurrent state"):
+    with pytest.raises(SpecdecError, match=f"{type(model).__name__} (keeps a recurrent state|takes no cache)"):
         check_decoder(model)
 
 
@@ -415,14 +411,16 @@ def test_a_model_in_training_mode_is_asked_in_eval_mode():
 
 
 def test_what_an_earlier_text_left_in_the_model_is_put_aside_and_back():
-    if not hasattr(transformers, "Qwen2_5_VLForConditionalGeneration"):
-        pytest.skip("not in this transformers")
     rope = {"type": "mrope", "rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10000.0}
     text = {k: v for k, v in LLAMA.items() if k != "head_dim"} | {"rope_scaling": rope, "rope_parameters": rope}
     vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32}
     special = {"image_token_id": 47, "video_token_id": 48, "vision_start_token_id": 46, "vision_end_token_id": 45}
     model = made("Qwen2_5_VL", "ForConditionalGeneration", text_config=text, vision_config=vision, **special)
     prompt = [5, 9, 3, 7]
+    if transformers.__version__.startswith("4."):  # where it forgets how much the cache holds
+        with pytest.raises(SpecdecError, match="scores a text read in pieces otherwise than read at once"):
+            check_decoder(model)
+        return
     expected = plain(model, prompt, max_new_tokens=8)
     assert expected == theirs(model, prompt, 8)
     stale = torch.tensor([[-7]])
@@ -506,73 +504,6 @@ def test_quantised_weights_stay_with_transformers():
     model = made("Llama", **LLAMA)
     model.config.quantization_config = {"quant_method": "torchao"}
     assert fast(model) is model
-
-
-@pytest.fixture
-def own_code(tmp_path):
-    """A folder with code of its own, which leaves a file where it runs."""
-    folder, ran = tmp_path / "own", tmp_path / "ran"
-    inner = made("Llama", **LLAMA)
-    inner.save_pretrained(folder)
-    names = {"AutoConfig": "configuration_own.OwnConfig", "AutoModelForCausalLM": "modeling_own.OwnForCausalLM"}
-    config = json.loads((folder / "config.json").read_text())
-    config |= {"model_type": "own_code", "auto_map": names, "architectures": ["OwnForCausalLM"]}
-    (folder / "config.json").write_text(json.dumps(config))
-    (folder / "configuration_own.py").write_text(
-        f"from transformers import LlamaConfig\nopen({str(ran)!r}, 'w').close()\n"
-        "class OwnConfig(LlamaConfig):\n    model_type = 'own_code'\n"
-    )
-    (folder / "modeling_own.py").write_text(
-        "from transformers import LlamaForCausalLM\nfrom .configuration_own import OwnConfig\n"
-        "class OwnForCausalLM(LlamaForCausalLM):\n    config_class = OwnConfig\n"
-    )
-    token = {"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": ["tokenization_own.OwnTokenizer", None]}}
-    (folder / "tokenizer_config.json").write_text(json.dumps(token))
-    return folder, ran, inner
-
-
-def unasked(*_):
-    pytest.fail("a question on the terminal")
-
-
-def test_code_of_its_own_is_refused_at_once_and_runs_when_asked_for(own_code, monkeypatch, tmp_path):
-    folder, ran, inner = own_code
-    monkeypatch.setattr("builtins.input", unasked)
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
-    for load in (load_transformers, load_model, load_tokenizer, sd.load_pair, lambda name: recipe.prepare(job(name))):
-        with pytest.raises(SpecdecError, match=r"Python code of its own.*trust_remote_code=True .*--trust-remote-code"):
-            load(folder)
-    with pytest.raises(SpecdecError, match="Python code of its own"):
-        sd.load_pair("packaged", str(folder))
-    assert not ran.exists()
-    model = load_model(folder, "cpu", trust_remote_code=True)
-    assert ran.exists() and type(model).__name__ == "OwnForCausalLM"
-    assert plain(model, [5, 9, 3], max_new_tokens=6) == theirs(inner, [5, 9, 3], 6)
-
-
-def job(target):
-    return recipe.Job(out=f"{target}-draft", target=str(target))
-
-
-@pytest.mark.parametrize(
-    "door",
-    [
-        ["try", "hi"],
-        ["bench", "--quick", "--draft", "lookup"],
-        ["audit"],
-        ["audit", "--engine", "transformers"],
-        ["distill", "x"],
-    ],
-    ids=" ".join,
-)
-def test_every_door_of_the_shell_refuses_and_names_its_option(door, own_code, monkeypatch, tmp_path):
-    folder, ran, _ = own_code
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("builtins.input", unasked)
-    result = CliRunner().invoke(app, [*door, "--target", str(folder)])
-    assert "--trust-remote-code" in str(result.exception or result.output), result.output
-    assert not ran.exists()
-    assert "--trust-remote-code" in CliRunner().invoke(app, [door[0], "--help"], env={"COLUMNS": "200"}).output
 
 
 def test_the_probe_is_quiet(caplog):
