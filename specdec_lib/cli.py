@@ -33,11 +33,14 @@ def try_(
     top_k: Annotated[Optional[int], typer.Option(help="Keep the k most probable tokens.")] = None,  # noqa: UP045
     top_p: Annotated[Optional[float], typer.Option(help="Keep this much probability.")] = None,  # noqa: UP045
     seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run Python code that comes with a model.")
+    ] = False,
 ) -> None:
     """Stream an answer with its draft tokens marked as kept, refused or corrected; then statistics and timings."""
     from .report.attempt import attempt
 
-    attempt(prompt, target, draft, gamma, max_new_tokens, temperature, top_k, top_p, seed)
+    attempt(prompt, target, draft, gamma, max_new_tokens, temperature, top_k, top_p, seed, trust_remote_code)
 
 
 @models.command("fetch")

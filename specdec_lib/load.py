@@ -35,6 +35,7 @@ def load_pair(
     dtype: Any = None,
     *,
     tokenizers: str = "same",
+    trust_remote_code: bool = False,
 ) -> Pair:
     """Load a target and who drafts for it.
 
@@ -47,6 +48,8 @@ def load_pair(
         dtype: `"float32"`, `"bfloat16"`, ...; None means float32 on a CPU, bfloat16 on a GPU.
         tokenizers: `"same"` refuses a draft whose tokens are not the target's; `"text"` drafts with its text
             (`TextDrafter`), `"shared"` with the tokens that both know (`SharedVocabularyDrafter`).
+        trust_remote_code: run Python code that comes with a model, where it names some; such a model is refused
+            otherwise.
 
     Raises:
         SpecdecError: for what is no model, a draft of another target or other tokens, a device that is not there.
@@ -56,7 +59,7 @@ def load_pair(
     draft = default_draft(target) if draft is None else draft
     label = type(draft).__name__
     compared: list[str] = []  # draft models whose tokenizer was seen
-    target_tokenizer = cache(lambda: load_tokenizer(target))
+    target_tokenizer = cache(lambda: load_tokenizer(target, trust_remote_code=trust_remote_code))
     if isinstance(draft, (str, os.PathLike)):
         label = str(draft)
         beside = None if device == AUTO else device
@@ -66,9 +69,11 @@ def load_pair(
             ours = is_draft(source)
             if ours and not has_own_tokenizer(source):
                 return load_draft(source, target_hash(target), beside, dtype)
-            own = own_tokenizer(name, source, target_tokenizer, tokenizers)
+            own = own_tokenizer(name, source, target_tokenizer, tokenizers, trust_remote_code)
             model = (
-                load_draft(source, target_hash(target), beside, dtype) if ours else load_model(source, beside, dtype)
+                load_draft(source, target_hash(target), beside, dtype)
+                if ours
+                else load_model(source, beside, dtype, trust_remote_code=trust_remote_code)
             )
             if own is None:
                 return model
@@ -77,7 +82,7 @@ def load_pair(
 
         draft = load_drafter(draft, load)
     check_used(tokenizers, compared, label)
-    model = load_model(target, device, dtype)
+    model = load_model(target, device, dtype, trust_remote_code=trust_remote_code)
     if compared and hasattr(draft, "config") and not (is_encoder_decoder(draft) or is_encoder_decoder(model)):
         draft = ModelDrafter(draft) if vocabulary_size(draft) != vocabulary_size(model) else draft
     return Pair(model, draft, target_tokenizer(), description=f"target {target}, draft {label}")
@@ -96,13 +101,19 @@ def check_used(tokenizers: str, compared: list[str], label: str) -> None:
         )
 
 
-def own_tokenizer(name: str, source: str | os.PathLike, target_tokenizer: Callable[[], Any], tokenizers: str) -> Any:
+def own_tokenizer(
+    name: str,
+    source: str | os.PathLike,
+    target_tokenizer: Callable[[], Any],
+    tokenizers: str,
+    trust_remote_code: bool = False,
+) -> Any:
     """The draft's tokenizer, compared with the target's by what the tokens are, not by how many there are.
 
     None for a draft without one, which then was made for the target's.
     """
     try:
-        own = load_tokenizer(source)
+        own = load_tokenizer(source, trust_remote_code=trust_remote_code)
     except SpecdecError:
         if tokenizers != "same":
             raise

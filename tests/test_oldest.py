@@ -23,6 +23,6 @@ def test_the_oldest_transformers(tmp_path):
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
     version = [sys.executable, "-c", "import transformers; print(transformers.__version__)"]
     assert subprocess.check_output(version, env=environment, text=True).strip() == oldest
-    files = [f"tests/test_{name}.py" for name in ("session", "fast", "drafters", "decode")]
+    files = [f"tests/test_{name}.py" for name in ("session", "fast", "drafters", "decode", "support")]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
     subprocess.run(command, cwd=ROOT, env=environment, check=True)

@@ -42,6 +42,9 @@ def audit(
     temperature: Annotated[float, typer.Option(help="Of target and draft.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Of all draws.")] = 0,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the verdict to this file.")] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run Python code that comes with a model.")
+    ] = False,
 ) -> None:
     """Test whether outputs follow the target's law.  Exit status: 0 no deviation found, 1 deviation, 2 otherwise.
 
@@ -80,8 +83,9 @@ def audit(
             result = enumerated(function) or audit_rule(function, how).as_dict()
         else:
             verdict, setting = audit_decoder(
-                engine, target, draft, prompt or [PROMPT], gamma, length, temperature, how, console.print
-            )
+                engine, target, draft, prompt or [PROMPT], gamma, length, temperature, how, console.print,
+                trust_remote_code,
+            )  # fmt: skip
             result = verdict.as_dict()
     except KeyboardInterrupt:
         Console(stderr=True).print("interrupted: an audit cut short proves nothing; a smaller --budget ends sooner")
@@ -122,13 +126,14 @@ def audit_decoder(
     temperature: float,
     how: dict[str, Any],
     say: Callable[[str], None],
+    trust_remote_code: bool = False,
 ) -> tuple[Verdict, dict[str, Any]]:
     """Audit an engine on a pair, at each prompt; the verdict and what it was about."""
     from ..drafters import Sampling
     from ..models.pair import end_tokens, vocabulary_size
     from .adapters import BlockLaw, tabular
 
-    pair, make = load_engine(engine, target, draft, gamma, temperature)
+    pair, make = load_engine(engine, target, draft, gamma, temperature, trust_remote_code)
     ends = end_tokens(pair)
     end = ends[0] if len(ends) == 1 else None  # the exact law knows one end token; with several, texts run on
     floor = 0.0 if vocabulary_size(pair.target) ** length <= MOST else FLOOR
@@ -153,7 +158,7 @@ def audit_decoder(
 
 
 def load_engine(
-    engine: str, target: str, draft: str | None, gamma: int, temperature: float
+    engine: str, target: str, draft: str | None, gamma: int, temperature: float, trust_remote_code: bool = False
 ) -> tuple[Any, Callable[..., Sampler]]:
     """The pair, and the function `(prompt ids, length, end) -> sampler`."""
     from ..load import LOOKUP, fastest_model, load_pair
@@ -163,7 +168,7 @@ def load_engine(
     from .remember import remembering
 
     if engine == "ours":
-        pair = load_pair(target, LOOKUP if draft == "none" else draft)
+        pair = load_pair(target, LOOKUP if draft == "none" else draft, trust_remote_code=trust_remote_code)
         if draft == "none":
             pair.draft = None
             pair.description = f"target {target}, no draft"
@@ -186,9 +191,10 @@ def load_engine(
             raise SpecdecError(
                 f"transformers takes a draft model or lookup, {draft} is neither: use --draft small, or --engine ours"
             )
-        assistant = load_transformers(folder)
-    model = load_transformers(target)
-    pair = Pair(model, assistant, load_tokenizer(target), description=f"target {target}, draft {draft}")
+        assistant = load_transformers(folder, trust_remote_code=trust_remote_code)
+    model = load_transformers(target, trust_remote_code=trust_remote_code)
+    tokenizer = load_tokenizer(target, trust_remote_code=trust_remote_code)
+    pair = Pair(model, assistant, tokenizer, description=f"target {target}, draft {draft}")
     return pair, lambda ids, length, end: adapters.transformers(
         model, ids, length, assistant, gamma, end=end, **settings
     )

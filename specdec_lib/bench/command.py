@@ -66,6 +66,9 @@ def bench(
             "machine, since those on one machine share its cores.",
         ),
     ] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run Python code that comes with a model.")
+    ] = False,
 ) -> None:
     """Time drafting against transformers' own decoding, plain and assisted, and against what theory predicts.
 
@@ -84,7 +87,19 @@ def bench(
     temperatures = tuple(temperature or [0.0])
     check_workers(jobs, scheduler)
     settings = [
-        Setting(target, name, length, max_new_tokens, temperatures, prompts, limit, seed, tokenizers, 1 if quick else 3)
+        Setting(
+            target,
+            name,
+            length,
+            max_new_tokens,
+            temperatures,
+            prompts,
+            limit,
+            seed,
+            tokenizers,
+            1 if quick else 3,
+            trust_remote_code,
+        )
         for name in dict.fromkeys(draft or [default_draft(target)])
         for length in dict.fromkeys(gamma or [5])
     ]

@@ -278,7 +278,14 @@ def outside_seconds(trace: Sequence[Round], passes: Sequence[float] | None = Non
 # -- loading and memory --------------------------------------------------------------------------------
 
 
-def footprint(target: str, draft: str, gamma: int, repeats: int = 3, tokenizers: str = "same") -> dict[str, Any]:
+def footprint(
+    target: str,
+    draft: str,
+    gamma: int,
+    repeats: int = 3,
+    tokenizers: str = "same",
+    trust_remote_code: bool = False,
+) -> dict[str, Any]:
     """Memory with and without the draft, and loading times; every measurement in a process of its own, in turn.
 
     Returns:
@@ -290,6 +297,7 @@ def footprint(target: str, draft: str, gamma: int, repeats: int = 3, tokenizers:
     for _ in range(repeats):
         for name, given in (("plain", ""), ("drafted", draft)):
             command = [sys.executable, "-m", __name__, target, given, str(gamma), tokenizers]
+            command += ["trust"] * trust_remote_code
             done = subprocess.run(command, capture_output=True, text=True)
             if done.returncode:
                 reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
@@ -311,14 +319,17 @@ def footprint(target: str, draft: str, gamma: int, repeats: int = 3, tokenizers:
 
 
 def _footprint_of_this_process(
-    target: str, draft: str, gamma: int, tokenizers: str, imported: float
+    target: str, draft: str, gamma: int, tokenizers: str, imported: float, trust_remote_code: bool = False
 ) -> dict[str, float | None]:
     import psutil
 
     start = perf_counter()
-    model = load_model(target)
+    model = load_model(target, trust_remote_code=trust_remote_code)
     loaded = perf_counter()
-    pair = Pair(model, load_draft(draft, target, tokenizers=tokenizers)[0] if draft else None)
+    drafter = None
+    if draft:
+        drafter, *_ = load_draft(draft, target, tokenizers=tokenizers, trust_remote_code=trust_remote_code)
+    pair = Pair(model, drafter)
     ready = perf_counter()
     prompt = [i % vocabulary_size(model) for i in range(min(128, context_length(model) // 2))]
     if draft:
@@ -352,4 +363,5 @@ if __name__ == "__main__":
     from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: F401  (imported on use otherwise)
 
     alive = time() - psutil.Process(os.getpid()).create_time()
-    print(json.dumps(_footprint_of_this_process(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4], alive)))
+    _, _target, _draft, _gamma, _tokenizers, *_trust = sys.argv
+    print(json.dumps(_footprint_of_this_process(_target, _draft, int(_gamma), _tokenizers, alive, bool(_trust))))

@@ -115,6 +115,7 @@ def load_contest(
     device: str | None = None,
     dtype: Any = None,
     tokenizers: str = "same",
+    trust_remote_code: bool = False,
 ) -> Contest:
     """Load what the benchmark compares.  It loads by name only: the models are changed.
 
@@ -122,7 +123,7 @@ def load_contest(
         target: as in `load_pair`.
         draft: a name as in `load_pair`, an n-gram table (a .safetensors file), or a drafter.  None takes what
             `load_pair` takes.
-        device, dtype, tokenizers: as in `load_pair`.
+        device, dtype, tokenizers, trust_remote_code: as in `load_pair`.
 
     Raises:
         SpecdecError: as in `load_pair`; for a model in memory; for a draft that was made for another target.
@@ -131,9 +132,9 @@ def load_contest(
 
     draft = draft or default_draft(target)
     # refused, if at all, before a large target loads
-    drafter, assistant, own = load_draft(draft, target, device, dtype, tokenizers)
-    model = load_transformers(target, device, dtype)
-    tokenizer = load_tokenizer(target)
+    drafter, assistant, own = load_draft(draft, target, device, dtype, tokenizers, trust_remote_code)
+    model = load_transformers(target, device, dtype, trust_remote_code=trust_remote_code)
+    tokenizer = load_tokenizer(target, trust_remote_code=trust_remote_code)
     other = tokenizers != "same" or (own is not None and vocabulary_size(model) != vocabulary_size(assistant))
     if not other or is_encoder_decoder(model):
         check_vocabulary(model, assistant)
@@ -151,7 +152,8 @@ def load_contest(
     elif assistant is None:
         refusal = f"transformers' assisted generation takes a model or prompt lookup, not a {type(drafter).__name__}"
     if assistant is not None and other:
-        assistant = load_transformers(assistant.config.name_or_path, device, dtype)  # not the one that ours may run
+        place = assistant.config.name_or_path  # not the one that ours may run
+        assistant = load_transformers(place, device, dtype, trust_remote_code=trust_remote_code)
     for theirs in [model] if assistant is None else [model, assistant]:
         if theirs is model or not other:
             pack_linears(theirs)
@@ -167,6 +169,7 @@ def load_draft(
     device: str | None = None,
     dtype: Any = None,
     tokenizers: str = "same",
+    trust_remote_code: bool = False,
 ) -> tuple[Any, Any, Any]:
     """`(drafter, transformers model or None, its tokenizer or None)` of what `load_contest` takes as a draft."""
     check_tokenizers(tokenizers)
@@ -176,7 +179,7 @@ def load_draft(
             return draft, None, None
         raise SpecdecError("the benchmark changes the models it runs: name the draft by its folder or hub id")
     models, compared, own = [], [], None
-    target_tokenizer = cache(lambda: load_tokenizer(target))
+    target_tokenizer = cache(lambda: load_tokenizer(target, trust_remote_code=trust_remote_code))
 
     def load(name: str) -> Any:
         nonlocal own
@@ -186,12 +189,12 @@ def load_draft(
         place = source if source.exists() else name
         ours = drafts.is_draft(source)
         if not ours or drafts.has_own_tokenizer(source):
-            own = own_tokenizer(name, place, target_tokenizer, tokenizers)
+            own = own_tokenizer(name, place, target_tokenizer, tokenizers, trust_remote_code)
         if ours:
             drafter = drafts.load_draft(source, target_hash(target), device, dtype)
             if not isinstance(drafter, FastLlama):  # it is no model that transformers could run
                 return drafter
-        models.append(load_transformers(place, device, dtype))
+        models.append(load_transformers(place, device, dtype, trust_remote_code=trust_remote_code))
         model = fast(models[-1])
         if own is not None:
             compared.append(name)

@@ -43,6 +43,7 @@ class Setting:
         temperatures: one run each.
         prompts, limit, seed: as in `load_prompts`; the seed is of all draws too.
         repeats: how often memory and loading times are measured; 0 leaves them out.
+        trust_remote_code: as in `load_pair`.
     """
 
     target: str
@@ -55,6 +56,7 @@ class Setting:
     seed: int = 0
     tokenizers: str = "same"
     repeats: int = 3
+    trust_remote_code: bool = False
 
     def check(self) -> None:
         """Refuse what can be seen to be wrong before anything is loaded."""
@@ -84,7 +86,8 @@ def silent(what: str, steps: int | None) -> Callable[[], Any]:
 def measure_setting(setting: Setting, ticks: Ticks = silent) -> dict[str, Any]:
     """All numbers of one setting, ready for JSON: the first temperature's at the top, each temperature's in `runs`."""
     chosen = setting.chosen()
-    contest = load_contest(setting.target, setting.draft, tokenizers=setting.tokenizers)
+    trust = setting.trust_remote_code
+    contest = load_contest(setting.target, setting.draft, tokenizers=setting.tokenizers, trust_remote_code=trust)
     busy = cpu_use()
     runs: list[dict[str, Any]] = []
     memory, remarks = None, []
@@ -96,7 +99,7 @@ def measure_setting(setting: Setting, ticks: Ticks = silent) -> dict[str, Any]:
     if setting.repeats:
         ticks("memory and loading", None)
         try:
-            memory = footprint(setting.target, setting.draft, setting.gamma, setting.repeats, setting.tokenizers)
+            memory = footprint(setting.target, setting.draft, setting.gamma, setting.repeats, setting.tokenizers, trust)
         except (SpecdecError, KeyboardInterrupt) as error:
             remarks = [f"memory and loading times were not measured: {error or 'interrupted'}"]
     if busy > BUSY:

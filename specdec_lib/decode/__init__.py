@@ -16,9 +16,10 @@ from .. import validate
 from ..drafters import Drafter, as_drafter
 from ..errors import SpecdecError
 from ..lengths import Constant, Lengths, as_lengths, check_gamma
-from ..models.pair import Pair, context_length, end_tokens, is_encoder_decoder, start_marker, vocabulary_size
+from ..models.pair import Pair, end_tokens, is_encoder_decoder, start_marker, vocabulary_size
 from ..models.seq2seq import DecoderView, start_token
 from ..models.session import device_of
+from ..models.support import check_decoder, check_rows, decoding, new_tokens
 from ..processing import NoEndBefore
 from ..results import Generation, Round, Stats, summarise
 from ..stopping import Stopping, TextStream
@@ -155,10 +156,13 @@ def run(
     """Decode as `generate` and `generate_plain` have checked it; without a drafter plainly."""
     if asked.on_text is not None and pair.tokenizer is None:
         raise SpecdecError("on_text needs a tokenizer: set Pair(tokenizer=...), or use on_round")
+    models = [pair.target, *(drafter.models if drafter is not None else [])]
+    for model in models:
+        (check_rows if asked.batch_size > 1 or drafts > 1 else check_decoder)(model)
     ends, stopping, params = requested(pair, asked)
     texts = []
     for index, ids in enumerate([pair.encode(prompt) for prompt in as_list(prompts)]):
-        length = new_tokens(len(ids), context_length(pair.target), asked.max_new_tokens, asked.min_new_tokens)
+        length = new_tokens(pair.target, ids, asked.max_new_tokens, asked.min_new_tokens)
         how = params
         if asked.min_new_tokens and ends:
             first = NoEndBefore(len(ids) + asked.min_new_tokens, ends)
@@ -172,15 +176,16 @@ def run(
     tidies = bool(getattr(pair.tokenizer, "clean_up_tokenization_spaces", False))
     streams = [TextStream(stopping, tidies) for _ in texts]
     traces: list[list[Round]] = [[] for _ in texts]
-    for i in range(0, len(texts), asked.batch_size):
-        for done in decode_texts(plan, texts[i : i + asked.batch_size]):
-            traces[done.row].append(done)
-            if asked.on_round is not None:
-                asked.on_round(done)
-            if asked.on_text is not None:
-                piece = streams[done.row].piece(done.emitted, bool(texts[done.row].ended))
-                if piece:
-                    asked.on_text(done.row, piece)
+    with decoding(*models):
+        for i in range(0, len(texts), asked.batch_size):
+            for done in decode_texts(plan, texts[i : i + asked.batch_size]):
+                traces[done.row].append(done)
+                if asked.on_round is not None:
+                    asked.on_round(done)
+                if asked.on_text is not None:
+                    piece = streams[done.row].piece(done.emitted, bool(texts[done.row].ended))
+                    if piece:
+                        asked.on_text(done.row, piece)
     return result(texts, traces, stopping, perf_counter() - start)
 
 
@@ -214,23 +219,6 @@ def result(texts: list[Text], traces: list[list[Round]], stopping: Stopping, sec
         parts,
         [text.ended or text.at_end for text in texts],
     )
-
-
-def new_tokens(prompt: int, context: int, longest: int | None, least: int) -> int:
-    """How many new tokens a prompt of so many may have."""
-    if longest is None and context >= 1 << 30:
-        raise SpecdecError("the target names no context length: give max_new_tokens")
-    if longest is None and prompt < context:
-        longest = context - prompt
-    if longest is None or prompt + longest > context:
-        wanted = f" and {longest} new ones" if longest else ""
-        raise SpecdecError(
-            f"a prompt of {prompt} tokens{wanted} exceed the target's context of {context}: "
-            "shorten the prompt, lower max_new_tokens, or give None to go on to the context's end"
-        )
-    if least > longest:
-        raise SpecdecError(f"min_new_tokens ({least}) exceeds the {longest} new tokens that are allowed")
-    return longest
 
 
 def as_list(prompts: Any) -> list:

@@ -31,6 +31,9 @@ def distill(
     seed: Annotated[int, typer.Option(help="Of everything.")] = 0,
     work: Annotated[str | None, typer.Option(help="Folder of text and checkpoints (default: data/text).")] = None,
     prompts: Annotated[str | None, typer.Option(help="Measure on these (.jsonl) instead of the packaged ones.")] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run Python code that comes with a model.")
+    ] = False,
 ) -> None:
     """Make a draft for a target: it writes text, the draft learns from it and is measured.  Interrupted, it goes on."""
     from .progress import Board
@@ -41,7 +44,7 @@ def distill(
         layers = 1 if kind == "features" else 2
     job = Job(
         out, target, kind, tokens, layers, width, heads, shortlist, passes, batch, rate, budget, device, dtype, seed,
-        work, prompts,
+        work, prompts, trust_remote_code=trust_remote_code,
     )  # fmt: skip
     try:
         distill(job, board)

@@ -60,6 +60,7 @@ def write_features(
     device: str,
     dtype: str,
     tick: Callable[[float], object] = lambda share: None,
+    trust_remote_code: bool = False,
 ) -> None:
     """Write what is missing: `features` bfloat16 `[rows, length, len(watched), width]` beside each shard.
 
@@ -69,9 +70,10 @@ def write_features(
         watched: after how many layers; the last layer's are those after the final norm.
         device, dtype: where and in which numbers the target computes.
         tick: called with the share that is done.
+        trust_remote_code: as in `load_pair`.
     """
     missing = [shard for shard in shards if not is_there(shard, watched)]
-    model: Any = load_transformers(target, device, dtype) if missing else None
+    model: Any = load_transformers(target, device, dtype, trust_remote_code=trust_remote_code) if missing else None
     for number, shard in enumerate(missing):
         parts = []
         rows = load_file(shard)["tokens"].long().split(BATCH)

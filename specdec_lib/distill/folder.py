@@ -110,6 +110,7 @@ class TextFolder:
         device: str,
         seconds: float = math.inf,
         tick: Callable[[float], object] = lambda share: None,
+        trust_remote_code: bool = False,
     ) -> list[Path]:
         """Write what is missing of the first `count` shards; returns the paths of those that are there.
 
@@ -120,11 +121,12 @@ class TextFolder:
             device: such as `"cpu"`.
             seconds: no further shard is begun when the folder's shards took this long in all, but two are made.
             tick: called with the share that is done.
+            trust_remote_code: as in `load_pair`.
         """
         self.claim()
         with FileLock(self.path / "text.lock"):
             missing = self.missing(count)
-            model = self._load(target, device) if missing else None
+            model = self._load(target, device, trust_remote_code) if missing else None
             for number, index in enumerate(missing):
                 if index > 1 and self.seconds >= seconds:
                     break
@@ -144,10 +146,10 @@ class TextFolder:
                 self.claim()
         return [self.shard(index) for index in range(count) if self.shard(index).exists()]
 
-    def _load(self, target: str, device: str) -> Any:
+    def _load(self, target: str, device: str, trust_remote_code: bool) -> Any:
         """The target with its weights laid out for `rows` rows at a time."""
         usual, PackedLinear.ROWS = PackedLinear.ROWS, self.rows
         try:
-            return load_model(target, device, self.note["dtype"])
+            return load_model(target, device, self.note["dtype"], trust_remote_code=trust_remote_code)
         finally:
             PackedLinear.ROWS = usual

@@ -42,7 +42,9 @@ def needs(job: Job, config: Any, device: torch.device) -> tuple[float, float, fl
     model = config.get_text_config()
     try:
         with torch.device("meta"):
-            parameters = AutoModelForCausalLM.from_config(config).num_parameters()
+            parameters = AutoModelForCausalLM.from_config(
+                config, trust_remote_code=job.trust_remote_code
+            ).num_parameters()
     except Exception as error:
         raise SpecdecError(
             f"{job.target} is no causal language model that transformers knows: {first_line(error)}"

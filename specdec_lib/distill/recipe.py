@@ -24,7 +24,7 @@ from ..models import Pair, load_model, load_tokenizer, load_transformers
 from ..models.drafts import local_folder, read_manifest, target_hash, write_draft
 from ..models.fast import FastLlama
 from ..models.packaged import home
-from ..models.pair import PACKAGED, device_and_dtype, resolve
+from ..models.pair import PACKAGED, device_and_dtype, refuse_remote_code, resolve
 from ..report.environment import versions
 from . import features, ngram
 from .evaluate import encode, evaluate_draft, target_answers
@@ -64,6 +64,7 @@ class Job:
         max_new_tokens: length of the answers that are measured on.
         rows, length: of a shard of text.
         every: seconds between checkpoints.
+        trust_remote_code: run Python code that comes with the target.
     """
 
     out: str | Path
@@ -87,6 +88,7 @@ class Job:
     rows: int = ROWS
     length: int = LENGTH
     every: float = 60.0
+    trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -156,7 +158,8 @@ def distill(job: Job, board: Board | None = None) -> dict:
     if job.kind == "features":
         with board.step("the target reads its text") as tick:
             features.write_features(
-                ready.folder, shards, ready.watched, ready.device, ready.text.note["dtype"], tick
+                ready.folder, shards, ready.watched, ready.device, ready.text.note["dtype"], tick,
+                job.trust_remote_code,
             )  # fmt: skip
     train_text, held_out, left_out = read_text(ready, shards, board)
     story: dict[str, Any] = {
@@ -205,12 +208,13 @@ def prepare(job: Job) -> Ready:
     prompts = load_prompts(job.prompts)
     source = resolve(job.target)
     try:
-        config = AutoConfig.from_pretrained(source)
+        config = AutoConfig.from_pretrained(source, trust_remote_code=job.trust_remote_code)
     except Exception as error:
+        refuse_remote_code(job.target, error, job.trust_remote_code)
         raise SpecdecError(f"cannot read the configuration of {job.target}: {first_line(error)}") from error
     if config.is_encoder_decoder:
         raise SpecdecError(f"{job.target} has an encoder, and a draft learns from a decoder alone: name another target")
-    tokenizer = load_tokenizer(job.target)
+    tokenizer = load_tokenizer(job.target, trust_remote_code=job.trust_remote_code)
     turns = Turns.of(tokenizer)
     model = config.get_text_config()
     limit = getattr(model, "max_position_embeddings", None) or 1 << 30
@@ -246,7 +250,7 @@ def write_text(ready: Ready, board: Board) -> list[Path]:
         board.say(f"text: {len(missing)} of {count} shards of {job.rows} x {job.length} tokens to write in {text.path}")
     limit = math.inf if job.budget is None else job.budget * 60 / 2
     with board.step("the target writes") as tick:
-        return text.write(ready.folder, ready.tokenizer, count, ready.device, limit, tick)
+        return text.write(ready.folder, ready.tokenizer, count, ready.device, limit, tick, job.trust_remote_code)
 
 
 def read_text(ready: Ready, shards: list[Path], board: Board) -> tuple[Text, Text, int]:
@@ -276,7 +280,7 @@ def train_model(ready: Ready, text: Text, held_out: Text, board: Board, tokenize
         text, held_out: in the target's tokens, or in those of `tokenizer`, the draft's own.
     """
     job, recipe = ready.job, ready.job.recipe
-    target = load_transformers(ready.folder, "cpu", "float32")
+    target = load_transformers(ready.folder, "cpu", "float32", trust_remote_code=job.trust_remote_code)
     table = target.get_input_embeddings().weight.detach().clone()
     del target
     special, ends = ready.config.get_text_config(), ready.turns.ends
@@ -356,7 +360,7 @@ def choose_shortlist(counts: torch.Tensor, size: int, always: list[int]) -> np.n
 def measure(ready: Ready, draft: Any, board: Board) -> dict:
     """The draft on the benchmark's prompts."""
     job = ready.job
-    target = load_model(ready.folder, ready.device)
+    target = load_model(ready.folder, ready.device, trust_remote_code=job.trust_remote_code)
     file = ready.text.path / f"answers-{ready.hash[:12]}-{job.max_new_tokens}-{job.seed}.jsonl"
     with board.step("the target answers the benchmark") as tick:
         pair = Pair(target, None, ready.tokenizer)

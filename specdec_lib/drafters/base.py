@@ -129,6 +129,11 @@ class Drafter:
     one_text: bool = False
     confidence: float = 0.0
 
+    @property
+    def models(self) -> list[Any]:
+        """The models that it runs, its target apart."""
+        return []
+
     def start(self, vocabulary: int) -> DraftSession:
         """A session for one text of a target with so many tokens; `Draft.probs` has as many columns."""
         raise NotImplementedError

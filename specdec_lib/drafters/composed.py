@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 from ..errors import SpecdecError
 from ..models.session import Session
@@ -67,6 +68,10 @@ class ComposedDrafter(Drafter):
     @property
     def one_text(self) -> bool:  # type: ignore[override]
         return any(drafter.one_text for drafter in self.drafters)
+
+    @property
+    def models(self) -> list[Any]:
+        return [model for drafter in self.drafters for model in drafter.models]
 
     def start(self, vocabulary: int) -> DraftSession:
         return OneText(self.start_batch(1, vocabulary))

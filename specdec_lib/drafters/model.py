@@ -10,8 +10,9 @@ import torch
 
 from .. import sampling, validate
 from ..errors import SpecdecError
-from ..models.pair import context_length, is_encoder_decoder, vocabulary_size
+from ..models.pair import is_encoder_decoder, vocabulary_size
 from ..models.session import Session, open_session
+from ..models.support import room
 from ..processing import process
 from ..sampling import SamplingParams, in_float32
 from .base import Draft, DraftBatch, Drafter, DraftSession
@@ -30,6 +31,10 @@ class ModelDrafter(Drafter):
     def __init__(self, model: Any, confidence: float = 0.0):
         self.model = model
         self.confidence = check_confidence(confidence)
+
+    @property
+    def models(self) -> list[Any]:
+        return [self.model]
 
     def start(self, vocabulary: int) -> DraftSession:
         return OneText(self.start_batch(1, vocabulary))
@@ -148,7 +153,7 @@ class VocabularyLimits:
     """What a draft model can read and say, beside a target of `vocabulary` tokens: the same ones, perhaps padded."""
 
     def __init__(self, model: Any, vocabulary: int):
-        self.context, self.rows, self.vocabulary = context_length(model), vocabulary_size(model), vocabulary
+        self.model, self.rows, self.vocabulary = model, vocabulary_size(model), vocabulary
         if is_encoder_decoder(model) and self.rows != vocabulary:
             raise SpecdecError(
                 f"an encoder-decoder's vocabulary ({self.rows} tokens) does not fit the target's ({vocabulary}): "
@@ -159,7 +164,7 @@ class VocabularyLimits:
         """The draft length after `prefix`: no more than the context has room for, 0 if a token cannot be read."""
         if self.rows < self.vocabulary and max(prefix) >= self.rows:
             return 0
-        return min(gamma, self.context - len(prefix))
+        return min(gamma, room(self.model, prefix))
 
     def fit(self, logits: torch.Tensor) -> torch.Tensor:
         """Logits `[vocabulary]` from `[rows]`: rows too many are dropped, tokens without a row have probability 0."""

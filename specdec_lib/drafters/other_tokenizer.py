@@ -56,6 +56,10 @@ class TextDrafter(Drafter):
         self.tokenizer, self.target_tokenizer = tokenizer, target_tokenizer
         self.bridge = Bridge(target_tokenizer, tokenizer)
 
+    @property
+    def models(self) -> list[Any]:
+        return self.draft.models
+
     def start(self, vocabulary: int) -> TextSession:
         # rows of the draft model that are no token are dropped there
         return TextSession(self.draft.start(size_of(self.tokenizer)), self.bridge, vocabulary)
@@ -112,6 +116,10 @@ class SharedVocabularyDrafter(Drafter):
         self.shared = len(self.own_token)
         if not pairs:
             raise SpecdecError("the two tokenizers share no token: draft by text, with TextDrafter")
+
+    @property
+    def models(self) -> list[Any]:
+        return [self.model]
 
     def start(self, vocabulary: int) -> SharedSession:
         return SharedSession(self, vocabulary)

@@ -13,6 +13,7 @@ import torch
 from ..errors import SpecdecError, first_line
 from . import packaged
 from .fast import FastLlama, unsupported
+from .support import context_length as context_length
 
 log = logging.getLogger(__name__)
 
@@ -92,19 +93,17 @@ def start_marker(model: Any) -> int:
     return vocabulary_size(model)
 
 
-def context_length(model: Any) -> int:
-    """The most positions that the model was made for (a large number where its config names none)."""
-    return getattr(model.config.get_text_config(), "max_position_embeddings", None) or 1 << 30
-
-
 def end_tokens(pair: Pair) -> list[int]:
-    """The ids that end a text, from the model's generation config, its config and the tokenizer."""
+    """The ids that end a text, from the model's generation config, its config and the tokenizer.
+
+    Ids beyond the model's vocabulary, of tokens added to the tokenizer alone, are left out: no text can hold them.
+    """
     found: list[int] = []
     generation_config = getattr(pair.target, "generation_config", None)
     for source in (generation_config, pair.target.config, pair.tokenizer):
         ids = getattr(source, "eos_token_id", None)
         found += ids if isinstance(ids, list) else [] if ids is None else [ids]
-    return sorted(set(found))
+    return sorted({i for i in found if 0 <= i < vocabulary_size(pair.target)})
 
 
 def check_vocabulary(target: Any, draft: Any) -> None:
@@ -173,10 +172,19 @@ def moved(model: Any, where: torch.device, name: str | os.PathLike) -> Any:
         ) from error
 
 
-def load_transformers(name: str | os.PathLike, device: str | None = None, dtype: Any = None) -> Any:
+def load_transformers(
+    name: str | os.PathLike, device: str | None = None, dtype: Any = None, *, trust_remote_code: bool = False
+) -> Any:
     """A transformers language model, decoder or encoder-decoder, from the packaged name, a folder or a hub id.
 
-    In eval mode.
+    In eval mode.  Quantised weights stay quantised, and in their own dtype unless another is asked for.
+
+    Args:
+        device, dtype: as in `load_pair`.
+        trust_remote_code: run Python code that comes with the model, where it names some (`auto_map`).
+
+    Raises:
+        SpecdecError: for what is no such model, needs code of its own, or lacks weights.
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
     from transformers.utils import logging as transformers_logging
@@ -184,36 +192,65 @@ def load_transformers(name: str | os.PathLike, device: str | None = None, dtype:
     from . import feature_draft, shortlist  # noqa: F401 - makes the drafts' architectures known to transformers
 
     where, kind = device_and_dtype(device, dtype)
-    spread = {"device_map": "auto"} if device == AUTO else {}
+    options: dict[str, Any] = {"device_map": "auto"} if device == AUTO else {}
     source = resolve(name)
     bar = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
-        two = getattr(AutoConfig.from_pretrained(source), "is_encoder_decoder", False)
+        config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
+        two = getattr(config, "is_encoder_decoder", False)
         kinds = AutoModelForSeq2SeqLM if two else AutoModelForCausalLM
-        model: Any = kinds.from_pretrained(source, dtype=kind, **spread)
+        options["dtype"] = kind
+        if getattr(config, "quantization_config", None) is not None:
+            options.setdefault("device_map", {"": where})  # such weights are put in place when they are read
+            options["dtype"] = kind if dtype is not None else "auto"
+        loaded: Any = kinds.from_pretrained(
+            source, trust_remote_code=trust_remote_code, output_loading_info=True, **options
+        )
+        model, found = loaded
     except Exception as error:
         if str(name) == PACKAGED:
             packaged.verify(Path(source))  # says what is damaged and how to mend it
+        refuse_remote_code(name, error, trust_remote_code)
         raise SpecdecError(f"cannot load a language model from {name}: {first_line(error)}") from error
     finally:
         if bar:
             transformers_logging.enable_progress_bar()
-    return model.eval() if spread else moved(model, where, name).eval()
+    if missing := sorted(found["missing_keys"]):
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise SpecdecError(
+            f"the weights of {name} lack {missing[0]}{more}, which {type(model).__name__} needs: complete the folder, "
+            "or name the right architecture in its config.json"
+        )
+    return model.eval() if "device_map" in options else moved(model, where, name).eval()
 
 
-def load_tokenizer(name: str | os.PathLike) -> Any:
+def load_tokenizer(name: str | os.PathLike, *, trust_remote_code: bool = False) -> Any:
+    """The tokenizer of a model that `load_transformers` can load."""
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(resolve(name))
+        return AutoTokenizer.from_pretrained(resolve(name), trust_remote_code=trust_remote_code)
     except Exception as error:
+        refuse_remote_code(name, error, trust_remote_code)
         raise SpecdecError(f"cannot load a tokenizer from {name}: {first_line(error)}") from error
 
 
-def load_model(name: str | os.PathLike, device: str | None = None, dtype: Any = None) -> Any:
+def refuse_remote_code(name: str | os.PathLike, error: Exception, trust_remote_code: bool) -> None:
+    """Say what is to be done where transformers could go on with the model's own code only."""
+    if not trust_remote_code and "trust_remote_code" in str(error):
+        raise SpecdecError(
+            f"{name} comes with Python code of its own, which runs only if you ask for it: read it, then give "
+            "trust_remote_code=True (in the shell --trust-remote-code)"
+        ) from error
+
+
+def load_model(
+    name: str | os.PathLike, device: str | None = None, dtype: Any = None, *, trust_remote_code: bool = False
+) -> Any:
     """The model called `name`, as a `FastLlama` where that gives the same logits, else as transformers made it."""
-    return fast(load_transformers(name, device, dtype), release=True)
+    model = load_transformers(name, device, dtype, trust_remote_code=trust_remote_code)
+    return fast(model, release=True)
 
 
 def fast(model: Any, release: bool = False) -> Any:

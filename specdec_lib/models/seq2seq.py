@@ -25,7 +25,7 @@ import torch
 from ..errors import SpecdecError
 from .pair import start_marker, vocabulary_size
 from .rows import Columns, padded, tail
-from .session import Ids, Session, cache_keyword, class_name, device_of, uncompiled
+from .session import Ids, Session, cache_keyword, class_name, device_of
 
 
 def start_token(model: Any) -> int:
@@ -68,7 +68,7 @@ class EncoderDecoderSession(Session):
         self.marker, self.start_token = start_marker(model), start_token(model)
         self.cache = new_cache()
         self.columns = Columns(rows)
-        self._keyword = cache_keyword(uncompiled(model).forward) or "past_key_values"
+        self._keyword = cache_keyword(model) or "past_key_values"
         self._sources: list[list[int]] = [[] for _ in range(rows)]
         self._encoded: torch.Tensor | None = None  # [rows, longest source, width], None when sources have changed
         self._real = torch.empty(rows, 0, dtype=torch.long, device=device_of(model))  # the mask of the sources

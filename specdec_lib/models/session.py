@@ -14,7 +14,7 @@ This room is the only one that knows how transformers keeps its cache.  What it 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -103,10 +103,41 @@ class Session:
         raise NotImplementedError
 
 
-def cache_keyword(forward: Callable[..., Any]) -> str | None:
-    """What a transformers forward pass calls its cache; None where it takes none."""
-    parameters = inspect.signature(forward).parameters
-    return next((name for name in ("cache", "past_key_values") if name in parameters), None)
+CACHES = ("cache", "past_key_values")
+
+
+def cache_keyword(model: Any) -> str | None:
+    """What the forward pass of a transformers model calls its cache; None where it takes none.
+
+    Args:
+        model: the model, or its forward pass.
+    """
+    names = arguments(model)
+    return next((name for name in CACHES if name in names), None)
+
+
+def arguments(model: Any) -> set[str]:
+    """What the forward pass of a transformers model can be given by name.
+
+    Where it hands on `**kwargs` and names no cache, as that of a wrapper, these are also the names of the forward pass
+    behind it: of its base class, or of the first module inside that names a cache.
+
+    Args:
+        model: the model, or its forward pass.
+    """
+    if not hasattr(model, "forward"):
+        model, forward = getattr(model, "__self__", model), model
+    else:
+        model = uncompiled(model)
+        forward = model.forward
+    own = inspect.signature(forward).parameters
+    if not own.keys().isdisjoint(CACHES) or all(p.kind is not p.VAR_KEYWORD for p in own.values()):
+        return set(own)
+    behind: list[Any] = [vars(kind)["forward"] for kind in type(model).__mro__ if "forward" in vars(kind)]
+    if isinstance(model, torch.nn.Module):
+        behind += [module.forward for module in model.modules() if module is not model]
+    names = (inspect.signature(other).parameters.keys() for other in behind)
+    return next((set(own) | set(found) for found in names if not found.isdisjoint(CACHES)), set(own))
 
 
 class FastSession(Session):
@@ -209,14 +240,13 @@ class TransformersSession(Session):
         self.model = model
         self.cache = new_cache(model)
         self.columns = Columns(rows)
-        forward = uncompiled(model).forward
-        keyword = cache_keyword(forward)
+        keyword = cache_keyword(model)
         if keyword is None:
             raise SpecdecError(
                 f"{class_name(model)} takes no cache in its forward pass: use a decoder-only language model"
             )
         self._keyword = keyword
-        self._known = set(inspect.signature(forward).parameters)
+        self._known = arguments(model)
 
     @property
     def lengths(self) -> list[int]:  # type: ignore[override]

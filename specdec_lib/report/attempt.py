@@ -28,6 +28,7 @@ def attempt(
     top_k: int | None,
     top_p: float | None,
     seed: int,
+    trust_remote_code: bool = False,
 ) -> None:
     """Print the marked answer, the statistics, and the time of the drafted and of the plain run."""
     console = Console(highlight=False, soft_wrap=True)
@@ -35,7 +36,7 @@ def attempt(
     Sampling(temperature, top_k, top_p)
     if not prompt.strip():
         raise SpecdecError("empty prompt: write at least one word")
-    pair = load_pair(target, draft)
+    pair = load_pair(target, draft, trust_remote_code=trust_remote_code)
     options: dict[str, Any] = {
         "max_new_tokens": max_new_tokens,
         "temperature": temperature,
