@@ -33,6 +33,7 @@ def distill(
     prompts: Annotated[str | None, typer.Option(help="Measure on these (.jsonl) instead of the packaged ones.")] = None,
 ) -> None:
     """Make a draft for a target: it writes text, the draft learns from it and is measured.  Interrupted, it goes on."""
+    from ..interrupt import exit_status, sigterm_interrupts
     from .progress import Board
     from .recipe import Job, distill
 
@@ -44,7 +45,8 @@ def distill(
         work, prompts,
     )  # fmt: skip
     try:
-        distill(job, board)
-    except KeyboardInterrupt:
+        with sigterm_interrupts():
+            distill(job, board)
+    except KeyboardInterrupt as interrupt:
         board.say("interrupted: the same command goes on from here")
-        raise typer.Exit(130) from None
+        raise typer.Exit(exit_status(interrupt)) from None
