@@ -23,21 +23,23 @@ def exit_status(interrupt: KeyboardInterrupt) -> int:
 
 
 @contextmanager
-def sigterm_interrupts() -> Iterator[None]:
-    """Inside, SIGTERM raises `Terminated`; of the main thread alone, since no other may set handlers.
+def sigterm_interrupts() -> Iterator[threading.Event]:
+    """Inside, SIGTERM raises `Terminated` and sets the event; of the main thread alone, as no other may set handlers.
 
     Further ones are not heeded: `timeout` sends two, to the process and to its group.
     """
+    came = threading.Event()
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield came
         return
 
     def terminate(*_: Any) -> None:
+        came.set()
         signal.signal(signal.SIGTERM, lambda *_: None)
         raise Terminated
 
     before = signal.signal(signal.SIGTERM, terminate)
     try:
-        yield
+        yield came
     finally:
         signal.signal(signal.SIGTERM, before if before is not None else signal.SIG_DFL)

@@ -44,9 +44,9 @@ def distill(
         out, target, kind, tokens, layers, width, heads, shortlist, passes, batch, rate, budget, device, dtype, seed,
         work, prompts,
     )  # fmt: skip
-    try:
-        with sigterm_interrupts():
+    with sigterm_interrupts():
+        try:
             distill(job, board)
-    except KeyboardInterrupt as interrupt:
-        board.say("interrupted: the same command goes on from here")
-        raise typer.Exit(exit_status(interrupt)) from None
+        except KeyboardInterrupt as interrupt:
+            board.say("interrupted: the same command goes on from here")
+            raise typer.Exit(exit_status(interrupt)) from None
