@@ -170,6 +170,7 @@ def kill_a_worker_in_mid_run(killed):
     return thread
 
 
+@pytest.mark.large  # ten processes that import torch, one after the other; tests/test_cluster.py kills a worker, too
 def test_a_worker_killed_in_mid_run_loses_nothing(asked, tmp_path, local, quiet, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     told, killed = [], []
