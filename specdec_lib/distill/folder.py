@@ -44,7 +44,7 @@ class TextFolder:
         self, path: Path, target_hash: str, seed: int, rows: int, length: int, dtype: str | None, default: str
     ):
         self.path, self.rows, self.length = path, rows, length
-        self.wanted = {"target_hash": target_hash, "seed": seed, "rows": rows, "length": length}
+        self.wanted: dict[str, Any] = {"target_hash": target_hash, "seed": seed, "rows": rows, "length": length}
         self.dtype, self.default = dtype, default
         self.note = self.read()
 
