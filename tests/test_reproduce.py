@@ -261,6 +261,9 @@ def test_any_folder_of_data_makes_notebooks_run_again_and_what_was_fetched_does_
     for made in module.FETCHED_OR_MADE:
         (root / "data" / made).mkdir()
         (root / "data" / made / "file").touch()
+    (root / "data" / ".new-replaced").mkdir()
+    for hidden in (".new-replaced/file", "new/.lock"):
+        (root / "data" / hidden).touch()
     assert reproduce(root=root) == 0 and ran == ["00_a"] * 3
 
 

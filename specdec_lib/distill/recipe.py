@@ -20,7 +20,7 @@ import torch
 from ..bench.prompts import load_prompts
 from ..drafters import SharedVocabularyDrafter
 from ..errors import SpecdecError, first_line
-from ..files import held
+from ..files import held, restore_folder
 from ..models import Pair, load_model, load_tokenizer
 from ..models.drafts import local_folder, read_manifest, target_hash, write_draft
 from ..models.fast import FastLlama
@@ -213,6 +213,7 @@ def prepare(job: Job) -> Ready:
 
     where, _ = device_and_dtype(job.device, job.dtype)
     out = Path(job.out)
+    restore_folder(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         read_manifest(out)  # anything but a draft is left alone
     prompts = load_prompts(job.prompts)

@@ -321,14 +321,15 @@ def state_of(root: Path) -> dict[str, Any]:
 
 def data_folders(root: Path) -> list[Path]:
     """The folders of `data/` that come with the checkout."""
-    found = sorted((root / "data").glob("*"))
+    found = sorted((root / "data").glob("[!.]*"))
     return [path for path in found if path.is_dir() and path.name not in FETCHED_OR_MADE]
 
 
 def hashes(folder: Path, pattern: str = "*") -> list[tuple[str, str]]:
-    """`(path, SHA-256)` of the files below a folder; none where there is no folder."""
-    files = sorted(path for path in folder.rglob(pattern) if path.is_file())
-    return [(path.relative_to(folder).as_posix(), hashlib.sha256(path.read_bytes()).hexdigest()) for path in files]
+    """`(path, SHA-256)` of the files below a folder, hidden ones left out; none where there is no folder."""
+    files = [(path.relative_to(folder), path) for path in sorted(folder.rglob(pattern)) if path.is_file()]
+    shown = [(name, path) for name, path in files if not any(part.startswith(".") for part in name.parts)]
+    return [(name.as_posix(), hashlib.sha256(path.read_bytes()).hexdigest()) for name, path in shown]
 
 
 # -- the report ----------------------------------------------------------------------------------------
