@@ -1,6 +1,7 @@
 """`specdec audit`: a rule of one's own, by enumeration and by sampling, and decoders on models."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -49,15 +50,30 @@ def empty(p, q, draft, rng):
 
 def broken(p, q, draft, rng):
     return 1 / 0
+
+def broken_at_times(p, q, draft, rng):  # a misspelt name, in a branch that most draws do not reach
+    if rng.random() < 0.02:
+        return [*draft[:0], corection(p)]
+    return right(p, q, draft, rng)
+
+def searches(p, q, draft, rng):  # right, and its uniform numbers go where they cannot be followed
+    for i, x in enumerate(draft):
+        if rng.random() * q[i][x] >= p[i][x]:
+            law = np.maximum(p[i] - q[i], 0)
+            return [*draft[:i], int(np.searchsorted(np.cumsum(law) / law.sum(), float(rng.random())))]
+    return [*draft, int(np.searchsorted(np.cumsum(p[-1]), float(rng.random())))]
 """
 
 
 @pytest.fixture
-def specdec(tmp_path):
+def specdec(tmp_path, monkeypatch):
     """`specdec(*arguments) -> result`, with the rules above in the file `result.rules`."""
     app = typer.Typer()
     app.command()(command.audit)
     (tmp_path / "rules.py").write_text(RULES)
+    (tmp_path / "exits.py").write_text("import sys; sys.exit(3)")
+    (tmp_path / "fails.py").write_text("def rule(")
+    monkeypatch.setattr("sys.path", [*sys.path])
     return lambda *arguments: CliRunner().invoke(app, [str(a).replace("RULES", str(tmp_path)) for a in arguments])
 
 
@@ -91,6 +107,31 @@ def test_a_users_rule_by_sampling(specdec, tmp_path):
     assert unsure.exit_code == 2 and "inconclusive" in unsure.output
 
 
+def test_a_rule_that_cannot_be_followed_is_tested_by_sampling_and_that_is_said(specdec, tmp_path):
+    found = specdec("RULES/rules.py:searches", "--effect", "0.1", "--json", "RULES/out.json")
+    assert found.exit_code == 0, found.output
+    assert "tested by sampling, since not every branch of the rule can be followed: it raises TypeError" in found.output
+    assert json.loads((tmp_path / "out.json").read_text())["not_enumerated"].startswith("it raises TypeError")
+
+
+def test_a_rule_file_is_a_module(specdec, tmp_path):
+    """Dataclasses look their module up, and neighbours can be imported."""
+    (tmp_path / "neighbour_of_rules.py").write_text("from rules import right\n")
+    (tmp_path / "modern.py").write_text(
+        "from __future__ import annotations\n"
+        "from dataclasses import dataclass\n"
+        "from neighbour_of_rules import right\n"
+        "@dataclass(frozen=True)\n"
+        "class Rule:\n"
+        "    name: str = 'a'\n"
+        "    def __call__(self, p, q, draft, rng):\n"
+        "        return right(p, q, draft, rng)\n"
+        "rule = Rule()\n"
+    )
+    found = specdec("RULES/modern.py:rule")
+    assert found.exit_code == 0 and "no deviation" in found.output, found.exception
+
+
 def test_uniform_numbers_that_are_followed():
     """Thresholds in any order, multiples, arrays: each probability by hand."""
     thirds = lambda rng: (lambda u: 0 if u < 1 / 3 else 1 if 3 * u <= 2 else 2)(rng.random())  # noqa: E731
@@ -118,7 +159,10 @@ def test_uniform_numbers_that_are_followed():
         (["RULES/rules.py:none"], "has no function none"),
         (["RULES/rules.py:empty"], "must return 1 to 3 token ids"),
         (["RULES/rules.py:unseeded"], "ignores its seed"),
-        (["RULES/rules.py:broken"], "ZeroDivisionError"),
+        (["RULES/rules.py:broken"], "the rule raised ZeroDivisionError"),
+        (["RULES/rules.py:broken_at_times"], "the rule raised NameError: name 'corection'"),
+        (["RULES/exits.py:rule"], "exits.py cannot be imported: SystemExit: 3"),
+        (["RULES/fails.py:rule"], "fails.py cannot be imported: SyntaxError"),
         (["--effect", "2"], "effect must lie strictly between"),
         (["--budget", "0"], "budget must be a whole number >= 1"),
         (["--seed", "-1"], "seed must be a whole number >= 0"),

@@ -5,8 +5,20 @@ import torch
 import transformers
 
 import specdec_lib as sd
-from specdec_lib.audit.both_sides import LENGTH, PROMPT, attempt, honoured, noisy, ours_of, tiny, traced, written
+from specdec_lib.audit.both_sides import (
+    LENGTH,
+    PROMPT,
+    attempt,
+    disturbed,
+    honoured,
+    noisy,
+    ours_of,
+    tiny,
+    traced,
+    written,
+)
 from specdec_lib.audit.probes import BREAKS, HONOURED, IGNORED, PROBES, REFUSED, WORDS, look
+from specdec_lib.distill import tiny_t5
 from specdec_lib.drafters import ComposedDrafter, EarlyExitDrafter, ModelDrafter, NGramDrafter, PromptLookupDrafter
 from specdec_lib.drafters.assistant import DrafterAssistant
 from specdec_lib.errors import SpecdecError
@@ -35,9 +47,12 @@ def test_ours_honours_or_refuses(name):
         assert finding.still, finding.theirs
 
 
-def test_a_probe_leaves_the_caller_s_draws_alone():
+def test_the_caller_s_draws_are_left_alone_on_every_device(monkeypatch):
+    monkeypatch.setattr(torch, "manual_seed", lambda seed: pytest.fail("seeds every device, also those in use"))
     before = torch.random.get_rng_state()
     look("a uniform that is exactly 0")
+    disturbed(tiny(3), 0.1, seed=4)
+    tiny_t5.build(tiny_t5.Recipe(layers=1, decoder_layers=1, width=16, heads=2, steps=1, rate=1.0), 30)
     assert torch.equal(before, torch.random.get_rng_state())
 
 

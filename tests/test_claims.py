@@ -63,12 +63,22 @@ def test_under_the_runner_each_claim_is_written_at_once_and_ids_are_unique(folde
         ({"holds": None}, "needs a verdict"),
         ({"interval": (1, 2, 3)}, r"must be \(low, high\)"),
         ({"interval": (2, 1)}, r"must be \(low, high\)"),
+        ({"interval": (float("nan"), 1.0)}, r"must be \(low, high\), two numbers, got \(nan, 1.0\): leave out"),
+        ({"interval": (np.float32(0), np.float64("nan"))}, r"must be \(low, high\)"),
+        ({"interval": (None, None)}, r"must be \(low, high\)"),
+        ({"interval": 0.5}, r"must be \(low, high\)"),
+        ({"interval": (Fraction(1, 9), Fraction(1, 10))}, r"must be \(low, high\)"),
     ],
 )
 def test_bad_claims_are_refused_and_leave_no_trace(folder, bad, message):
     with pytest.raises(SpecdecError, match=message):
         enter(**bad)
     assert not (folder / "claims.json").exists()
+
+
+def test_bounds_are_compared_as_numbers_and_may_be_infinite():
+    assert enter("a", interval=(Fraction(1, 10), Fraction(1, 9))).interval == ("1/10", "1/9")
+    assert enter("b", interval=(0.5, float("inf"))).interval == (0.5, "inf")
 
 
 def test_numpy_verdicts_become_plain_ones(folder):

@@ -1,6 +1,8 @@
 """The runner, on notebooks of three lines: what it leaves, what it skips, what it refuses, how it ends."""
 
+import gc
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -11,6 +13,9 @@ import nbformat
 import pytest
 
 from specdec_lib.errors import SpecdecError
+from specdec_lib.files import HOLDER, LOCK, held, host, replace_folder, restore_folder
+from specdec_lib.report import reproduce as module
+from specdec_lib.report import runner
 from specdec_lib.report.profiles import parse_parameters
 from specdec_lib.report.reproduce import reproduce
 
@@ -70,7 +75,7 @@ def test_the_whole_story(tmp_path, capsys):
         "01_bad": "failed",
         "02_false": "ok",
     }
-    left = {path.relative_to(results).as_posix() for path in results.rglob("*") if path.is_file()}
+    left = {path.relative_to(results).as_posix() for path in results.rglob("*") if path.is_file() and path.name != LOCK}
     notebooks = {f"{stem}{kind}" for stem in records(results) for kind in (".ipynb", ".html", ".run.json")}
     assert left == notebooks | {
         "claims/00_good.json",
@@ -143,13 +148,15 @@ def test_control_c_keeps_what_is_finished_and_a_rerun_goes_on(tmp_path):
     )
     started = tmp_path / "notebooks" / "started"
     run = subprocess.Popen(
-        [sys.executable, "-c", command, str(tmp_path)], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True
-    )
+        [sys.executable, "-c", command, str(tmp_path)],
+        cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
     while not started.exists() and run.poll() is None:
         time.sleep(0.05)
     run.send_signal(signal.SIGINT)
-    said, _ = run.communicate()
+    said, complained = run.communicate()
     assert run.returncode == 130
+    assert "Traceback" not in complained
     assert "interrupted. Finished: 00_quick. The same command goes on with 01_slow." in said
     results = tmp_path / "results" / "cpu"
     assert list(records(results)) == ["00_quick"]
@@ -213,3 +220,203 @@ def test_parameter_cells_hold_annotated_literals_only():
     for wrong in ("n = 3", "n: int", "n: int = 2 * k", "import numpy"):
         with pytest.raises(SpecdecError, match="must read `name: type = literal"):
             parse_parameters(wrong, "x")
+
+
+# -- without kernels: what counts, what is run again, what fails alone ---------------------------------------
+
+
+@pytest.fixture
+def instant(checkout, monkeypatch):
+    """A checkout whose notebooks take no time: `ran` lists those that were run, each with one claim that holds."""
+    ran = []
+
+    def execute(source, stage, parameters, timeout, on_cell):
+        ran.append(source.stem)
+        row = {"id": "a", "statement": "s", "source": "here", "kind": "proved", "holds": True, "must_hold": True}
+        (stage / "claims.json").write_text(json.dumps([row]))
+        (stage / source.name).write_text("{}")
+        return []
+
+    monkeypatch.setattr(runner, "execute", execute)
+    return checkout, ran
+
+
+@pytest.fixture
+def checkout_data(instant):
+    """The checkout with a folder of data that no list names."""
+    root, ran = instant
+    (root / "data" / "new" / "deep").mkdir(parents=True)
+    (root / "data" / "new" / "deep" / "weights").write_text("1")
+    return root, ran
+
+
+def test_any_folder_of_data_makes_notebooks_run_again_and_what_was_fetched_does_not(checkout_data):
+    root, ran = checkout_data
+    assert reproduce(root=root) == reproduce(root=root) == 0 and ran == ["00_a"]
+    (root / "data" / "new" / "deep" / "weights").write_text("2")
+    assert reproduce(root=root) == 0 and ran == ["00_a"] * 2
+    (root / "data" / "another").mkdir()
+    (root / "data" / "another" / "file").touch()
+    assert reproduce(root=root) == 0 and ran == ["00_a"] * 3
+    for made in module.FETCHED_OR_MADE:
+        (root / "data" / made).mkdir()
+        (root / "data" / made / "file").touch()
+    (root / "data" / ".new-replaced").mkdir()
+    for hidden in (".new-replaced/file", "new/.lock"):
+        (root / "data" / hidden).touch()
+    assert reproduce(root=root) == 0 and ran == ["00_a"] * 3
+
+
+def test_every_folder_of_data_that_git_keeps_is_in_the_digest():
+    listed = subprocess.run(["git", "ls-files", "data"], cwd=REPOSITORY, capture_output=True, text=True)
+    kept = {Path(line).parts[1] for line in listed.stdout.splitlines() if len(Path(line).parts) > 2}
+    assert kept <= {path.name for path in module.data_folders(REPOSITORY)}
+
+
+def test_claims_of_notebooks_that_the_profile_does_not_list_are_not_counted(instant, capsys):
+    root, _ = instant
+    claims = root / "results" / "cpu" / "claims"
+    claims.mkdir(parents=True)
+    row = {"id": "gone", "statement": "s", "source": "x", "kind": "proved", "holds": False, "must_hold": True}
+    (claims / "99_gone.json").write_text(json.dumps([row]))
+    assert reproduce(root=root) == 0
+    assert "1 of 1 claims hold" in capsys.readouterr().out
+    assert "gone" not in (root / "results" / "cpu" / "claims.md").read_text()
+    assert "gone" not in (root / "results" / "cpu" / "index.html").read_text()
+
+
+def test_a_notebook_whose_page_or_files_cannot_be_written_fails_alone(tmp_path, monkeypatch, capsys):
+    for stem in ("00_a", "01_b", "02_c"):
+        write(tmp_path, stem, "n")
+    profile(tmp_path, "cpu", "00_a: {}\n01_b: {}\n02_c: {}\n")
+    real_page, real_publish = runner.html, module.publish
+
+    def papermill(source, target, **_):
+        Path(target).write_text(Path(source).read_text())
+
+    def page(notebook, title):
+        if title == "00_a":
+            raise ValueError("no template\nand more")
+        return real_page(notebook, title)
+
+    def publish(stage, folder, stem):
+        if stem == "01_b":
+            raise OSError(28, "No space left on device")
+        real_publish(stage, folder, stem)
+
+    monkeypatch.setattr(runner.papermill, "execute_notebook", papermill)
+    monkeypatch.setattr(runner, "html", page)
+    monkeypatch.setattr(module, "publish", publish)
+    assert reproduce(root=tmp_path) == 1
+    said = capsys.readouterr().out
+    assert "ValueError: no template" in said and "and more" not in said
+    assert "could not be kept: [Errno 28] No space left on device" in said
+    results = tmp_path / "results" / "cpu"
+    assert {stem: record["state"] for stem, record in records(results).items()} == {
+        "00_a": "failed", "01_b": "failed", "02_c": "ok",
+    }  # fmt: skip
+    assert (results / "00_a.ipynb").exists() and (results / "02_c.html").exists()
+
+
+def test_sigterm_ends_a_run_as_control_c_does(instant, monkeypatch, capsys):
+    root, _ = instant
+    before = signal.getsignal(signal.SIGTERM)
+
+    def terminated(*_):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "execute", terminated)
+        assert reproduce(root=root) == 143
+    assert "interrupted. Finished: none. The same command goes on with 00_a." in capsys.readouterr().out
+    assert signal.getsignal(signal.SIGTERM) == before and not records(root / "results" / "cpu")
+    assert not list((root / "results" / "cpu").glob(".running*"))
+    assert reproduce(root=root) == 0
+
+
+# -- one run at a time ---------------------------------------------------------------------------------------
+
+
+def test_a_second_run_of_the_same_results_is_refused_and_told_who_runs(instant):
+    root, ran = instant
+    results = root / "results" / "cpu"
+    with held(results, "the results folder"):
+        with pytest.raises(SpecdecError, match=f"in use by process {os.getpid()} on .* since .*: wait") as caught:
+            reproduce(root=root)
+        assert "\n" not in str(caught.value) and not ran
+        assert reproduce(root=root, results=root / "elsewhere") == 0
+    assert reproduce(root=root) == 0 and not (results / HOLDER).exists()
+
+
+def test_the_lock_of_a_killed_process_is_free_and_a_waiting_one_says_for_whom(tmp_path):
+    command = (
+        "import sys, time; from pathlib import Path; from specdec_lib.files import held\n"
+        "with held(Path(sys.argv[1]), 'it'): print('held', flush=True); time.sleep(300)"
+    )
+    run = subprocess.Popen(
+        [sys.executable, "-c", command, str(tmp_path)], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True
+    )
+    assert run.stdout.readline() == "held\n"
+    told = []
+
+    def wait(line):
+        told.append(line)
+        run.kill()
+
+    with held(tmp_path, "the folder", wait):
+        assert f"the folder {tmp_path} is in use by process {run.pid} on " in told[0] and "waiting for it" in told[0]
+        assert str(os.getpid()) in (tmp_path / HOLDER).read_text()
+    run.wait()
+
+
+def test_leftovers_of_this_machine_go_and_those_of_another_stay(instant):
+    root, _ = instant
+    results = root / "results" / "cpu"
+    for name in (f".running-{host()}-abc", ".running-elsewhere-abc"):
+        (results / name).mkdir(parents=True)
+    assert reproduce(root=root) == 0
+    assert [path.name for path in results.glob(".running*")] == [".running-elsewhere-abc"]
+
+
+def test_a_folder_is_replaced_whole_also_after_a_kill_between_the_renames(tmp_path):
+    def folder(name, text):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text(text)
+        return tmp_path / name
+
+    place = folder("draft", "old")
+    replace_folder(folder("made", "new"), place)
+    assert (place / "file").read_text() == "new" and [p.name for p in tmp_path.iterdir()] == ["draft"]
+    place.rename(tmp_path / ".draft-replaced")  # killed here
+    restore_folder(place)
+    assert (place / "file").read_text() == "new"
+    folder(".draft-replaced", "older")  # killed after the second rename
+    restore_folder(place)
+    assert (place / "file").read_text() == "new" and [p.name for p in tmp_path.iterdir()] == ["draft"]
+
+
+def test_what_asyncio_says_of_interrupted_tasks_is_not_shown(tmp_path, monkeypatch, caplog):
+    import asyncio
+
+    def interrupted(*_, **__):
+        async def cell():
+            raise KeyboardInterrupt
+
+        async def polls():
+            task = asyncio.ensure_future(cell())
+            await asyncio.sleep(1)
+            await task
+
+        loop = asyncio.new_event_loop()
+        try:
+            loop.run_until_complete(polls())
+        finally:
+            loop.close()
+
+    write(tmp_path, "00_a", "n")
+    profile(tmp_path, "cpu", "00_a: {}\n")
+    monkeypatch.setattr(runner.papermill, "execute_notebook", interrupted)
+    assert reproduce(root=tmp_path) == 130
+    gc.collect()
+    assert not [record for record in caplog.records if record.name == "asyncio"]

@@ -381,6 +381,7 @@ def test_greedy_identity_on_the_packaged_pair(packaged):
 # -- the notebook on models and data of the hub's shape ------------------------------------------------
 
 
+@pytest.mark.large  # a whole notebook with its audit; nbval runs it on the packaged pair, and this file tests its parts
 def test_the_notebook_runs_on_folders_and_files_like_the_hubs(tmp_path, tiny_folder):
     """What the `gpu` profile does: another target and draft, and two tasks whose data lie in JSONL files."""
     import papermill

@@ -78,7 +78,7 @@ def look(name: str) -> Finding:
     transformers.logging.set_verbosity_error()
     try:
         with torch.random.fork_rng([]):
-            torch.manual_seed(0)
+            torch.default_generator.manual_seed(0)
             theirs, ours = (attempt(side) for side in sides())
     finally:
         transformers.logging.set_verbosity(level)
@@ -154,7 +154,7 @@ def tiny(seed: int = 0, vocabulary: int = len(LETTERS), **shape: Any) -> Any:
         **shape,
     )  # fmt: skip
     with torch.random.fork_rng([]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         return transformers.LlamaForCausalLM(config).double().eval()
 
 
@@ -166,7 +166,7 @@ def noisy(seed: int = 0, noise: float = 0.05) -> Any:
 def disturbed(model: Any, noise: float, seed: int = 0) -> Any:
     """The model with noise on its weights, in place: a draft of any quality for the model that it was."""
     with torch.random.fork_rng([]), torch.no_grad():
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         for weight in model.parameters():
             weight.add_(noise * weight.std() * torch.randn_like(weight))
     return model

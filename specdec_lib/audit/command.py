@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import SpecdecError
+from ..errors import SpecdecError, first_line
 
 if TYPE_CHECKING:  # heavy modules are imported on use: the shell's other doors import this one too
     from .adapters import BlockLaw, Sampler
@@ -23,6 +24,7 @@ MOST = 2_000
 RULE_PAIRS = (("stochastic", 3, 1), ("stochastic", 4, 2), ("partial", 3, 5))
 """Kind, vocabulary and seed of the tabular models that a rule is put to; two letters would hide a wrong residual."""
 RULE_GAMMA, RULE_LENGTH = 2, 3
+TRIALS = 300  # calls of a rule that fails on draws that are no numbers yet
 ROUNDING = 1e-9  # total variation that float sums may show
 
 
@@ -58,6 +60,7 @@ def audit(
     from ..drafters import Sampling
     from ..report.folder import json_text, write_text
     from .audit import check_whole
+    from .enumeration import Unenumerable
     from .gof import checked_share
 
     for name, value in (("effect", effect), ("level", level), ("power", power)):
@@ -80,7 +83,11 @@ def audit(
         if rule is not None:
             setting: dict[str, Any] = {"rule": rule}
             function = load_rule(rule)
-            result = enumerated(function) or audit_rule(function, how).as_dict()
+            try:
+                result = enumerated(function)
+            except Unenumerable as reason:
+                console.print(f"tested by sampling, since not every branch of the rule can be followed: {reason}")
+                result = {**audit_rule(function, how).as_dict(), "not_enumerated": str(reason)}
         else:
             verdict, setting = audit_decoder(
                 engine, target, draft, prompt or [PROMPT], gamma, length, temperature, how, console.print,
@@ -203,20 +210,35 @@ def load_engine(
 # -- a rule of one's own -------------------------------------------------------------------------------
 
 
-def enumerated(rule: Callable[..., Any]) -> dict[str, Any] | None:
-    """The exact verdict on a rule, or None where its draws cannot be followed."""
+def enumerated(rule: Callable[..., Any]) -> dict[str, Any]:
+    """The exact verdict on a rule.
+
+    Raises:
+        Unenumerable: its draws cannot be followed.
+        SpecdecError: the rule fails, on numbers as it would get them by sampling.
+    """
     from ..exact import distance, random_pair, target_law
-    from .enumeration import rule_law
+    from .enumeration import Unenumerable, rule_law
+
+    def followed(p: Any, q: Any, x: list[int], rng: Any) -> Any:
+        given = p.copy(), q.copy(), list(x)
+        try:
+            return rule(p, q, x, rng)
+        except Unenumerable:
+            raise
+        except Exception as error:  # the rule's own, or what it gets for draws that are no numbers yet
+            check_on_numbers(rule, *given)
+            raise Unenumerable(f"it raises {type(error).__name__}: {first_line(error)}") from error
 
     variations = []
     for pair in RULE_PAIRS:
         target, draft = random_pair(*pair)
         try:
-            law = rule_law(rule, target, draft, RULE_GAMMA, RULE_LENGTH)
-        except SpecdecError:
-            raise
-        except Exception:  # also whatever the rule raises on draws that are no numbers; by sampling it gets numbers
-            return None
+            law = rule_law(followed, target, draft, RULE_GAMMA, RULE_LENGTH)
+        except ValueError as error:
+            if isinstance(error, SpecdecError):
+                raise
+            raise Unenumerable("the rule does not do the same when its draws are the same") from error
         variations.append(float(distance(law, target_law(target, RULE_LENGTH))))
     largest = max(variations)
     found = largest > ROUNDING
@@ -234,6 +256,17 @@ def enumerated(rule: Callable[..., Any]) -> dict[str, Any] | None:
     }
 
 
+def check_on_numbers(rule: Callable[..., Any], p: Any, q: Any, x: list[int]) -> None:
+    """Call the rule with numpy's generators; an error that it raises there too is its own, and is told."""
+    import numpy as np
+
+    for seed in range(TRIALS):
+        try:
+            rule(p.copy(), q.copy(), list(x), np.random.default_rng(seed))
+        except Exception as error:
+            raise SpecdecError(f"the rule raised {type(error).__name__}: {first_line(error)} (drafted {x})") from error
+
+
 def audit_rule(rule: Callable[..., Any], how: dict[str, Any]) -> Verdict:
     """Audit `rule(p, q, draft, rng) -> tokens` on several rounds of context-dependent tabular models."""
     from ..exact import random_pair, target_law
@@ -246,7 +279,7 @@ def audit_rule(rule: Callable[..., Any], how: dict[str, Any]) -> Verdict:
 
 
 def load_rule(place: str) -> Callable[..., Any]:
-    """The function at `path/to/module.py:function`."""
+    """The function at `path/to/module.py:function`; the file is loaded as a module, which may import its neighbours."""
     path, colon, name = place.rpartition(":")
     if not colon or not path.endswith(".py") or not name.isidentifier():
         raise SpecdecError(f"{place!r} names no rule: write path/to/module.py:function")
@@ -255,10 +288,13 @@ def load_rule(place: str) -> Callable[..., Any]:
     spec = importlib.util.spec_from_file_location("audited_rule", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses, among others, look their module up by its name
+    if (beside := str(Path(path).resolve().parent)) not in sys.path:
+        sys.path.append(beside)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
-        raise SpecdecError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise SpecdecError(f"{path} cannot be imported: {type(error).__name__}: {first_line(error)}") from error
     rule = getattr(module, name, None)
     if not callable(rule):
         raise SpecdecError(f"{path} has no function {name}: name one of its functions after the colon")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ if TYPE_CHECKING:  # heavy modules are imported on use: the shell's other doors 
     from rich.console import Console
     from rich.table import Table
 
+SECONDS_BETWEEN_LINES = 30  # of progress, where there is no terminal
 LOADED = {"libraries": "import", "target": "target", "draft": "draft"}
 
 
@@ -46,7 +48,11 @@ def bench(
     ] = "same",
     json_file: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--json", help="Write all numbers to this file; of several settings it keeps those it holds."),
+        typer.Option(
+            "--json",
+            help="Write all numbers to this file; of several settings, those that it holds unchanged are not "
+            "measured again.",
+        ),
     ] = None,
     keep: Annotated[
         bool, typer.Option("--keep", help="Note the speed in the draft's manifest, for load_pair.")
@@ -73,10 +79,12 @@ def bench(
     """Time drafting against transformers' own decoding, plain and assisted, and against what theory predicts.
 
     Several drafts or lengths make a sweep: each pair of them is a setting of its own, timed in turns within itself.
+    Interrupted, by Ctrl-C or SIGTERM, it shows and writes what is done; the exit status is then 130 or 143.
     """
     from rich.console import Console
     from rich.progress import Progress
 
+    from ..interrupt import Terminated, exit_status, sigterm_interrupts
     from ..load import default_draft
     from ..report.folder import json_text, write_text
     from ..report.reproduce import check_workers
@@ -113,27 +121,66 @@ def bench(
     kept_in = manifest_of(settings[0].draft) if keep else None
 
     console = Console(highlight=False, soft_wrap=True)
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    waiting = Console(stderr=True, highlight=False, soft_wrap=True)
+    done: dict[Setting, dict[str, Any]] = {}
+    status = 0
+    with sigterm_interrupts() as terminated:
+        with Progress(console=waiting, transient=True, disable=not waiting.is_terminal) as progress:
 
-        def ticks(what: str, steps: int | None) -> Callable[[], None]:
-            return partial(progress.advance, progress.add_task(what, total=steps))
+            def ticks(what: str, steps: int | None) -> Callable[[], None]:
+                if not waiting.is_terminal:
+                    return lines(what, steps, waiting.print)
+                return partial(progress.advance, progress.add_task(what, total=steps))
 
-        if alone:
-            results = [measure_setting(settings[0], ticks)]
-            if json_file is not None:
-                write_text(json_file, json_text(results[0]))
-        else:
-            results = sweep(settings, json_file, jobs, scheduler, console.print, ticks)
-    if len(settings) == 1 and results:
-        show_setting(results[0], console)
-    elif results:
-        console.print(sweep_table(results))
-    if kept_in is not None:
-        keep_speed(kept_in, results[0])
-    if json_file is not None and results:
-        console.print(f"all numbers: {json_file}", style="dim")
-    if len(results) < len(settings):
-        raise typer.Exit(1)
+            try:
+                if alone:
+                    done[settings[0]] = found = measure_setting(settings[0], ticks)
+                    if json_file is not None:
+                        write_text(json_file, json_text(found))
+                    if "interrupted" in found["runs"][-1]:
+                        raise KeyboardInterrupt
+                else:
+                    sweep(settings, json_file, jobs, scheduler, console.print, ticks, done)
+            except KeyboardInterrupt as interrupt:
+                status = exit_status(Terminated() if terminated.is_set() else interrupt)
+        results = [done[setting] for setting in settings if setting in done]
+        if len(settings) == 1 and results:
+            show_setting(results[0], console)
+        elif results:
+            console.print(sweep_table(results))
+        if kept_in is not None and not status:
+            keep_speed(kept_in, results[0])
+        if json_file is not None and results:
+            console.print(f"all numbers: {json_file}", style="dim")
+        if status:
+            waiting.print(told_of_interrupt(len(results), len(settings), alone, json_file))
+        if status or len(results) < len(settings):
+            raise typer.Exit(status or 1)
+
+
+def told_of_interrupt(measured: int, asked: int, alone: bool, json_file: Path | None) -> str:
+    """What an interrupt has left, in a line."""
+    if not measured:
+        return "interrupted before anything was measured"
+    if alone:
+        return "interrupted: the numbers are of what was done"
+    on = "; the same command goes on from there" if json_file is not None else ""
+    return f"interrupted: {measured} of {asked} settings are measured{on}"
+
+
+def lines(what: str, steps: int | None, say: Callable[[str], Any]) -> Callable[[], None]:
+    """Progress for a log: a line as it begins, and one now and then as steps end."""
+    said, ended = time.monotonic(), 0
+    say(what if steps is None else f"{what}: {steps} prompts")
+
+    def tick() -> None:
+        nonlocal said, ended
+        ended += 1
+        if time.monotonic() - said >= SECONDS_BETWEEN_LINES:
+            said = time.monotonic()
+            say(f"{what}: {ended} of {steps}")
+
+    return tick
 
 
 def manifest_of(draft: str) -> Path:

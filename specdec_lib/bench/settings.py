@@ -84,7 +84,10 @@ def silent(what: str, steps: int | None) -> Callable[[], Any]:
 
 
 def measure_setting(setting: Setting, ticks: Ticks = silent) -> dict[str, Any]:
-    """All numbers of one setting, ready for JSON: the first temperature's at the top, each temperature's in `runs`."""
+    """All numbers of one setting, ready for JSON: the first temperature's at the top, each temperature's in `runs`.
+
+    An interrupt ends it early with what is done: the last of `runs` then has the key `interrupted`.
+    """
     chosen = setting.chosen()
     trust = setting.trust_remote_code
     contest = load_contest(setting.target, setting.draft, tokenizers=setting.tokenizers, trust_remote_code=trust)
@@ -93,10 +96,17 @@ def measure_setting(setting: Setting, ticks: Ticks = silent) -> dict[str, Any]:
     memory, remarks = None, []
     for t in setting.temperatures:
         tick = ticks(f"decoding at temperature {t:g}", len(chosen))
-        runs.append(measure(contest, chosen, setting.gamma, setting.max_new_tokens, t, setting.seed, tick))
+        try:
+            runs.append(measure(contest, chosen, setting.gamma, setting.max_new_tokens, t, setting.seed, tick))
+        except KeyboardInterrupt:
+            if not runs:
+                raise
+            runs[-1]["interrupted"] = f"nothing at temperature {t:g}"
         if "interrupted" in runs[-1]:
             break
-    if setting.repeats:
+    if "interrupted" in runs[-1]:
+        remarks = ["interrupted: memory, loading times and what else was to come were not measured"]
+    elif setting.repeats:
         ticks("memory and loading", None)
         try:
             memory = footprint(setting.target, setting.draft, setting.gamma, setting.repeats, setting.tokenizers, trust)
@@ -139,6 +149,7 @@ def sweep(
     scheduler: str | None = None,
     say: Callable[[str], Any] = print,
     ticks: Ticks = silent,
+    done: dict[Setting, dict[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
     """Measure settings, each by itself; those that `file` holds of an unchanged library are not measured again.
 
@@ -149,6 +160,7 @@ def sweep(
         scheduler: the address of a dask scheduler, whose workers measure instead, one setting at a time each.
         say: is told what happens.
         ticks: progress of a setting that this process measures.
+        done: is given the numbers of each setting that has ended: what there is when an interrupt ends the sweep.
 
     Returns:
         The numbers of the settings that could be measured, in order, each with what it `depends_on`.
@@ -156,7 +168,8 @@ def sweep(
     surroundings = state_of(ROOT)
     keys = {setting: setting.depends_on(surroundings) for setting in settings}
     kept = [entry for entry in read(file) if entry.get("depends_on") in keys.values()]
-    done = {s: entry for s in settings for entry in kept if entry["depends_on"] == keys[s]}
+    done = {} if done is None else done
+    done |= {s: entry for s in settings for entry in kept if entry["depends_on"] == keys[s]}
     missing = [s for s in settings if s not in done]
     if done:
         say(f"{len(done)} of {len(settings)} settings are in {file} and not measured again")
@@ -181,7 +194,8 @@ def sweep(
 def read(file: Path | None) -> list[dict[str, Any]]:
     """The settings that an earlier sweep left in `file`; none where it holds anything else."""
     try:
-        return json.loads(file.read_text(encoding="utf-8"))["settings"] if file is not None else []
+        found = json.loads(file.read_text(encoding="utf-8"))["settings"] if file is not None else []
+        return [entry for entry in found if isinstance(entry, dict)]
     except (OSError, ValueError, KeyError, TypeError):
         return []
 

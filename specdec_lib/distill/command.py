@@ -36,6 +36,7 @@ def distill(
     ] = False,
 ) -> None:
     """Make a draft for a target: it writes text, the draft learns from it and is measured.  Interrupted, it goes on."""
+    from ..interrupt import exit_status, sigterm_interrupts
     from .progress import Board
     from .recipe import Job, distill
 
@@ -46,8 +47,9 @@ def distill(
         out, target, kind, tokens, layers, width, heads, shortlist, passes, batch, rate, budget, device, dtype, seed,
         work, prompts, trust_remote_code=trust_remote_code,
     )  # fmt: skip
-    try:
-        distill(job, board)
-    except KeyboardInterrupt:
-        board.say("interrupted: the same command goes on from here")
-        raise typer.Exit(130) from None
+    with sigterm_interrupts():
+        try:
+            distill(job, board)
+        except KeyboardInterrupt as interrupt:
+            board.say("interrupted: the same command goes on from here")
+            raise typer.Exit(exit_status(interrupt)) from None

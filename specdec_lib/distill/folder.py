@@ -10,10 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
 from safetensors import safe_open
 
 from ..errors import SpecdecError
+from ..files import held
 from ..models.fast import PackedLinear
 from ..models.packaged import write_json
 from ..models.pair import load_model
@@ -24,6 +24,7 @@ from .unseen import split
 log = logging.getLogger(__name__)
 
 NOTE = "text.json"
+TEXT = "the text folder"  # in messages
 
 
 class TextFolder:
@@ -43,23 +44,30 @@ class TextFolder:
         self, path: Path, target_hash: str, seed: int, rows: int, length: int, dtype: str | None, default: str
     ):
         self.path, self.rows, self.length = path, rows, length
-        wanted = {"target_hash": target_hash, "seed": seed, "rows": rows, "length": length}
+        self.wanted: dict[str, Any] = {"target_hash": target_hash, "seed": seed, "rows": rows, "length": length}
+        self.dtype, self.default = dtype, default
+        self.note = self.read()
+
+    def read(self) -> dict[str, Any]:
+        """The note of the folder, or a new one; refused where it is of another text than what is wanted."""
+        path, wanted = self.path, self.wanted
         try:
-            self.note = json.loads((path / NOTE).read_text(encoding="utf-8"))
+            note = json.loads((path / NOTE).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             if any(path.glob("text-*.safetensors")):
                 raise SpecdecError(f"{path} holds text but no readable {NOTE}: name another work folder") from None
-            self.note = {**wanted, "dtype": dtype or default, "seconds": {}}
-        if self.note["target_hash"] != target_hash:
+            note = {**wanted, "dtype": self.dtype or self.default, "seconds": {}}
+        if note["target_hash"] != wanted["target_hash"]:
             raise SpecdecError(
-                f"the text in {path} is by the target {self.note['target_hash'][:12]}, this one is "
-                f"{target_hash[:12]}: name another work folder"
+                f"the text in {path} is by the target {note['target_hash'][:12]}, this one is "
+                f"{wanted['target_hash'][:12]}: name another work folder"
             )
-        for name, value in {**wanted, "dtype": dtype or self.note["dtype"]}.items():
-            if self.note[name] != value:
+        for name, value in {**wanted, "dtype": self.dtype or note["dtype"]}.items():
+            if note[name] != value:
                 raise SpecdecError(
-                    f"the text in {path} was made with {name} {self.note[name]}, not {value}: name another work folder"
+                    f"the text in {path} was made with {name} {note[name]}, not {value}: name another work folder"
                 )
+        return note
 
     @property
     def seconds(self) -> float:
@@ -111,6 +119,7 @@ class TextFolder:
         seconds: float = math.inf,
         tick: Callable[[float], object] = lambda share: None,
         trust_remote_code: bool = False,
+        say: Callable[[str], object] = log.warning,
     ) -> list[Path]:
         """Write what is missing of the first `count` shards; returns the paths of those that are there.
 
@@ -122,9 +131,11 @@ class TextFolder:
             seconds: no further shard is begun when the folder's shards took this long in all, but two are made.
             tick: called with the share that is done.
             trust_remote_code: as in `load_pair`.
+            say: is told whom this waits for, where another process writes to the folder.
         """
-        self.claim()
-        with FileLock(self.path / "text.lock"):
+        with held(self.path, TEXT, say):
+            self.note = self.read()  # another process may have written since
+            self.claim()
             missing = self.missing(count)
             model = self._load(target, device, trust_remote_code) if missing else None
             for number, index in enumerate(missing):

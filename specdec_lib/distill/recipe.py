@@ -20,7 +20,8 @@ import torch
 from ..bench.prompts import load_prompts
 from ..drafters import SharedVocabularyDrafter
 from ..errors import SpecdecError, first_line
-from ..models import Pair, load_model, load_tokenizer, load_transformers
+from ..files import held, restore_folder
+from ..models import Pair, load_model, load_tokenizer
 from ..models.drafts import local_folder, read_manifest, target_hash, write_draft
 from ..models.fast import FastLlama
 from ..models.packaged import home
@@ -28,9 +29,10 @@ from ..models.pair import PACKAGED, device_and_dtype, refuse_remote_code, resolv
 from ..report.environment import versions
 from . import features, ngram
 from .evaluate import encode, evaluate_draft, target_answers
-from .folder import TextFolder
+from .folder import TEXT, TextFolder
 from .needs import check_needs
 from .progress import Board
+from .table import embedding_table
 from .text import LENGTH, ROWS, Turns
 from .tokenizer import OwnText, ordinary, own_table, smallest, tokenizer_of
 from .train import Recipe, Text, at_answers, build, entry_table, evaluate, fast_bfloat16, train
@@ -138,9 +140,13 @@ class Ready:
 
     @property
     def run(self) -> Path:
-        """The folder of this training: the same job finds it again, another one does not."""
+        """The folder of this training: the same job finds it again, another one does not.
+
+        To another job belongs what goes elsewhere, what has other rows to leave out or what has other minutes.
+        """
         job = self.job
         identity = [asdict(job.recipe), self.hash, job.tokens, job.rows, job.length]
+        identity += [str(Path(job.out).absolute()), [prompt.messages for prompt in self.prompts], job.budget]
         digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:8]
         name = f"{job.layers}x{job.width}" if job.kind == "model" else f"{job.kind}-{job.width}"
         return self.text.path / "runs" / f"{name}-{digest}"
@@ -150,13 +156,20 @@ def distill(job: Job, board: Board | None = None) -> dict:
     """Make a draft; returns its manifest, as `write_draft` wrote it.
 
     Raises:
-        SpecdecError: before any long step, for input that cannot be used.
+        SpecdecError: before any long step, for input that cannot be used, or a run of this job that is going on.
     """
     board = board or Board()
     ready = prepare(job)
+    with held(ready.run, "the run folder"):
+        return make(ready, board)
+
+
+def make(ready: Ready, board: Board) -> dict:
+    """All steps of a job that has been checked; returns the draft's manifest."""
+    job = ready.job
     shards = write_text(ready, board)
     if job.kind == "features":
-        with board.step("the target reads its text") as tick:
+        with held(ready.text.path, TEXT, board.say), board.step("the target reads its text") as tick:
             features.write_features(
                 ready.folder, shards, ready.watched, ready.device, ready.text.note["dtype"], tick,
                 job.trust_remote_code,
@@ -203,6 +216,7 @@ def prepare(job: Job) -> Ready:
 
     where, _ = device_and_dtype(job.device, job.dtype)
     out = Path(job.out)
+    restore_folder(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         read_manifest(out)  # anything but a draft is left alone
     prompts = load_prompts(job.prompts)
@@ -250,7 +264,9 @@ def write_text(ready: Ready, board: Board) -> list[Path]:
         board.say(f"text: {len(missing)} of {count} shards of {job.rows} x {job.length} tokens to write in {text.path}")
     limit = math.inf if job.budget is None else job.budget * 60 / 2
     with board.step("the target writes") as tick:
-        return text.write(ready.folder, ready.tokenizer, count, ready.device, limit, tick, job.trust_remote_code)
+        return text.write(
+            ready.folder, ready.tokenizer, count, ready.device, limit, tick, job.trust_remote_code, board.say
+        )
 
 
 def read_text(ready: Ready, shards: list[Path], board: Board) -> tuple[Text, Text, int]:
@@ -280,9 +296,7 @@ def train_model(ready: Ready, text: Text, held_out: Text, board: Board, tokenize
         text, held_out: in the target's tokens, or in those of `tokenizer`, the draft's own.
     """
     job, recipe = ready.job, ready.job.recipe
-    target = load_transformers(ready.folder, "cpu", "float32", trust_remote_code=job.trust_remote_code)
-    table = target.get_input_embeddings().weight.detach().clone()
-    del target
+    table = embedding_table(ready.folder)
     special, ends = ready.config.get_text_config(), ready.turns.ends
     if tokenizer is not None:
         table, special = own_table(table, tokenizer, ready.tokenizer), tokenizer

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from ..errors import SpecdecError
+from ..errors import SpecdecError, first_line
 
 TOP = 64
 ROWS, LENGTH = 96, 448
@@ -70,24 +70,41 @@ class Turns:
             raise SpecdecError("this tokenizer has no end-of-sequence token: name one in its tokenizer_config.json")
         if getattr(tokenizer, "chat_template", None):
             ids = lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]  # noqa: E731
-            messages = [
-                {"role": "user", "content": "@1@"},
-                {"role": "assistant", "content": "@2@"},
-                {"role": "user", "content": "@3@"},
-            ]
-            text = tokenizer.apply_chat_template(messages, tokenize=False)
-            try:
-                start, rest = text.split("@1@")
-                to_assistant, rest = rest.split("@2@")
-                to_user, rest = rest.split("@3@")
-            except ValueError:
-                raise SpecdecError("cannot tell the turns of this tokenizer's chat template apart: remove it") from None
+            start, to_assistant, to_user = cls._between(tokenizer)
             question, answer = ids(to_assistant), ids(to_user)
             header = question[1:] or question
             return cls(ids(start), question, answer, sorted({end, question[0], answer[0]}), header)
         begin = end if tokenizer.bos_token_id is None else tokenizer.bos_token_id
         again = [end] if begin == end else [end, begin]
         return cls([begin], again, again, [end], [])
+
+    @staticmethod
+    def _between(tokenizer: Any) -> tuple[str, str, str]:
+        """The texts before the first question, from it to the answer, and from that to the next question.
+
+        An answer begins where generation does, after the generation prompt: that may open a thought (`<think>`) which
+        the template leaves out of a conversation's history, or leave out an empty one which it puts there.
+        """
+        messages = [
+            {"role": "user", "content": "@1@"},
+            {"role": "assistant", "content": "@2@"},
+            {"role": "user", "content": "@3@"},
+        ]
+        try:
+            start, rest = tokenizer.apply_chat_template(messages, tokenize=False).split("@1@")
+            to_assistant, rest = rest.split("@2@")
+            to_user, rest = rest.split("@3@")
+            asked, bare = (
+                tokenizer.apply_chat_template(messages[:1], tokenize=False, add_generation_prompt=prompted)
+                for prompted in (True, False)
+            )
+            if asked != bare:  # else the template has no generation prompt
+                to_assistant = asked.split("@1@")[1]
+        except Exception as error:  # the template's own, or text that does not split
+            raise SpecdecError(
+                f"cannot tell the turns of this tokenizer's chat template apart ({first_line(error)}): remove it"
+            ) from None
+        return start, to_assistant, to_user
 
 
 @torch.inference_mode()

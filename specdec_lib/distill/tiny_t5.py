@@ -101,8 +101,8 @@ def build(recipe: Recipe, words: int) -> Any:
         decoder_start_token_id=0,
     )
     config = T5Config(**settings)
-    with torch.random.fork_rng():
-        torch.manual_seed(recipe.seed)
+    with torch.random.fork_rng([]):
+        torch.default_generator.manual_seed(recipe.seed)
         return T5ForConditionalGeneration(config)
 
 

@@ -72,7 +72,14 @@ def shaped(
     kind: Any, configuration: Any, recipe: Recipe, shortlist: np.ndarray, table: torch.Tensor, config: dict
 ) -> Any:
     """A fresh draft of a kind, see `build`."""
-    torch.manual_seed(recipe.seed)
+    with torch.random.fork_rng([]):  # made on the CPU, whose generator alone is seeded
+        torch.default_generator.manual_seed(recipe.seed)
+        return _shaped(kind, configuration, recipe, shortlist, table, config)
+
+
+def _shaped(
+    kind: Any, configuration: Any, recipe: Recipe, shortlist: np.ndarray, table: torch.Tensor, config: dict
+) -> Any:
     width = recipe.width
     model = kind(
         configuration(

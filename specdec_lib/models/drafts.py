@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from ..errors import SpecdecError, first_line
+from ..files import held, replace_folder, restore_folder
 from . import packaged
 from .feature_draft import FeatureDraft
 from .packaged import MANIFEST, sha256, write_json
@@ -37,7 +38,7 @@ WEIGHTS, TABLE = "model.safetensors", "table.safetensors"
 
 def packaged_drafts(*kinds: str) -> dict[str, Path]:
     """The folders of the drafts that come with the checkout, by name: all, or those of the kinds named."""
-    found = {path.parent.name: path.parent for path in sorted(DRAFTS.glob(f"*/{MANIFEST}"))}
+    found = {p.parent.name: p.parent for p in sorted(DRAFTS.glob(f"*/{MANIFEST}")) if not p.parent.name.startswith(".")}
     return {name: folder for name, folder in found.items() if not kinds or read_manifest(folder)["kind"] in kinds}
 
 
@@ -103,11 +104,12 @@ def note_speed(folder: str | os.PathLike, name: str, speed: Mapping[str, Any]) -
         name: what was measured, the draft alone (`"small"`) or behind another drafter (`"lookup+small"`).
         speed: `speedup` at each temperature, by which `load_pair` chooses, and whatever else is to be known.
     """
-    manifest = read_manifest(folder)
-    manifest["speed"] = manifest.get("speed", {}) | {name: dict(speed)}
-    part = Path(folder) / f"{MANIFEST}.part"
-    write_json(part, manifest)
-    part.replace(Path(folder) / MANIFEST)
+    with held(Path(folder).parent, "the drafts' folder", print):
+        manifest = read_manifest(folder)
+        manifest["speed"] = manifest.get("speed", {}) | {name: dict(speed)}
+        part = Path(folder) / f"{MANIFEST}.part"
+        write_json(part, manifest)
+        part.replace(Path(folder) / MANIFEST)
 
 
 def write_draft(folder: str | os.PathLike, draft: Any, manifest: Mapping[str, Any], tokenizer: Any = None) -> dict:
@@ -124,6 +126,7 @@ def write_draft(folder: str | os.PathLike, draft: Any, manifest: Mapping[str, An
         The manifest as written.
     """
     folder = Path(folder)
+    restore_folder(folder)
     if folder.exists() and any(folder.iterdir()):
         read_manifest(folder)  # anything but a draft is left alone
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -146,11 +149,7 @@ def write_draft(folder: str | os.PathLike, draft: Any, manifest: Mapping[str, An
         content = {"kind": kind, "bytes": sum(f["bytes"] for f in files.values()), "files": files} | dict(manifest)
         write_json(work / MANIFEST, content)
         work.chmod(0o755)
-        replaced = work.with_name(work.name + "-replaced")
-        if folder.exists():
-            folder.rename(replaced)
-        work.rename(folder)
-        shutil.rmtree(replaced, ignore_errors=True)
+        replace_folder(work, folder)
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return content

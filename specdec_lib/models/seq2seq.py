@@ -44,17 +44,11 @@ def new_cache(of_outputs: Any = None) -> Any:
     return EncoderDecoderCache(DynamicCache() if of_outputs is None else of_outputs, DynamicCache())
 
 
-# What counts a decoder's positions by the distance of cache columns.
-RELATIVE = ("t5", "mt5", "umt5")
-
-
 class EncoderDecoderSession(Session):
     """A session on a transformers encoder-decoder; a row's length counts its source, the marker and its output.
 
     While the outputs of all rows are equally long, one decoder pass without a mask serves them.  Once they part they
-    stand in aligned columns.  Refused by name are then models that number the positions of the output from the cache's
-    first column, which is not the first of every row, and models where rows depend on each other (a router with a
-    capacity).
+    stand in aligned columns, which not every model can read: `support.check_rows` asks it.
 
     Args:
         model: for example a `T5ForConditionalGeneration`.
@@ -62,8 +56,6 @@ class EncoderDecoderSession(Session):
     """
 
     def __init__(self, model: Any, rows: int = 1):
-        if rows > 1:
-            check_rows(model)
         self.model = model
         self.marker, self.start_token = start_marker(model), start_token(model)
         self.cache = new_cache()
@@ -148,8 +140,6 @@ class EncoderDecoderSession(Session):
             self.cache.crop(outputs[0] - held)
 
     def select_rows(self, rows: Sequence[int]) -> None:
-        if len(rows) > 1:
-            check_rows(self.model)
         self._sources = [self._sources[i] for i in rows]
         index = torch.tensor(rows, device=self.device)
         self._real = self._real.index_select(0, index)
@@ -158,15 +148,6 @@ class EncoderDecoderSession(Session):
         if self.cache.get_seq_length():
             self.cache.batch_select_indices(index)
         self.columns.select(rows)
-
-
-def check_rows(model: Any) -> None:
-    """Refuse a model that cannot decode rows of different length together."""
-    if model.config.model_type not in RELATIVE:
-        raise SpecdecError(
-            f"{class_name(model)} cannot decode rows of different length together (only {', '.join(RELATIVE)} can, "
-            "of encoder-decoders): leave out batch_size or drafts"
-        )
 
 
 @dataclass(frozen=True)

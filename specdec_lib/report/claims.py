@@ -95,7 +95,7 @@ def claim(
 
     Raises:
         SpecdecError: an unknown kind; no verdict on a claim that is not quoted; an id that is taken; an interval
-            that is not `(low, high)`.
+            that is not `(low, high)`, two numbers.
 
     >>> claim("alpha", "the acceptance rate is the overlap", source="Theorem 3.5", kind="measured", holds=True,
     ...       predicted=0.64, measured=0.62, interval=(0.58, 0.66))
@@ -105,9 +105,7 @@ def claim(
         raise SpecdecError(f"claim {id!r}: unknown kind {kind!r}, use one of {', '.join(KINDS)}")
     if kind != "quoted" and holds is None:
         raise SpecdecError(f"claim {id!r}: a {kind} claim needs a verdict, holds=True or holds=False")
-    bounds = None if interval is None else tuple(plain(x) for x in interval)
-    if bounds is not None and not (len(bounds) == 2 and bounds[0] <= bounds[1]):
-        raise SpecdecError(f"claim {id!r}: the interval must be (low, high), got {bounds}")
+    bounds = None if interval is None else checked_interval(id, interval)
     row = Claim(
         id=id,
         statement=statement,
@@ -129,16 +127,36 @@ def claim(
     return row
 
 
-def collect(results: str | Path) -> list[dict]:
+def checked_interval(id: str, interval: Any) -> tuple:
+    """`(low, high)` as plain values; a bound may be infinite, and is never NaN."""
+    try:
+        low, high = interval
+        if low <= high:  # no NaN is
+            return plain(low), plain(high)
+    except (TypeError, ValueError):
+        pass
+    raise SpecdecError(
+        f"claim {id!r}: the interval must be (low, high), two numbers, got {interval}: leave out one that is not known"
+    )
+
+
+def collect(results: str | Path, notebooks: Iterable[str] | None = None) -> list[dict]:
     """Gather `claims/<notebook>.json` of a results folder into its `claims.json` and `claims.md`.
+
+    Args:
+        results: the folder.
+        notebooks: whose ledgers count, by stem; what others left, before they were renamed or dropped, does not.
+            None counts all that are there.
 
     Returns:
         The rows, each with its `notebook`, by trust and then by notebook.
     """
     results = Path(results)
+    wanted = None if notebooks is None else set(notebooks)
     rows = [
         {"notebook": path.stem, **row}
         for path in sorted(results.glob("claims/*.json"))
+        if wanted is None or path.stem in wanted
         for row in json.loads(path.read_text(encoding="utf-8"))
     ]
     rows.sort(key=lambda row: (list(KINDS).index(row["kind"]), row["notebook"]))

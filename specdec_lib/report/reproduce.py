@@ -2,8 +2,9 @@
 
 Each notebook runs into a temporary folder inside the results; when it has ended, its outputs replace the old ones
 and its run record, `<notebook>.run.json`, is written last.  So an interrupted run loses nothing that was finished,
-and results are never a mixture of two runs.  Who executes the notebooks is an `Executor`: this process, one after the
-other (`one_by_one`), or the workers of a dask scheduler (`cluster.py`); the rest is the same for all.
+and results are never a mixture of two runs; a lock keeps a second run out of the folder.  Who executes the notebooks is
+an `Executor`: this process, one after the other (`one_by_one`), or the workers of a dask scheduler (`cluster.py`); the
+rest is the same for all.
 """
 
 from __future__ import annotations
@@ -16,23 +17,26 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import SpecdecError
+from ..errors import SpecdecError, first_line
+from ..files import held, host
+from ..interrupt import exit_status, sigterm_interrupts
 from .claims import broken, collect, count, markdown, table_row, to_json
 from .environment import environment, versions
 from .folder import write_text
 
 if TYPE_CHECKING:
     from .board import Board
+    from .profiles import Profile
 
 ROOT = Path(__file__).resolve().parents[2]
-DATA_FOLDERS = ("paper", "drafts", "prompts")
+FETCHED_OR_MADE = ("models", "text")  # of `data/`: what git ignores; the models' manifest stands for them
 SHARES = "parallel"  # the tag, on the parameters cell, of a notebook that measures no time
 
 
@@ -93,16 +97,17 @@ def reproduce(
         root: the checkout: `notebooks/`, `specdec_lib/`, `data/`.
 
     Returns:
-        The exit status: 0; 1 when a notebook failed or a claim that must hold does not; 130 after Ctrl-C.
+        The exit status: 0; 1 when a notebook failed or a claim that must hold does not; 130 after Ctrl-C; 143 after
+        SIGTERM.
 
     Raises:
         SpecdecError: before anything runs: unknown profile, notebook or parameter, a value of the wrong type, the
-            notebook tools are not installed, the results folder cannot be written, no scheduler answers.
+            notebook tools are not installed, the results folder cannot be written or another run is writing to it, no
+            scheduler answers.
     """
     missing = [name for name in ("papermill", "nbconvert", "ipykernel") if find_spec(name) is None]
     if missing:
         raise SpecdecError(f"{', '.join(missing)} not installed: pip install 'specdec-lab[notebooks]'")
-    from .board import Board
     from .profiles import load_profile, select
 
     root = root.resolve()  # the kernels work in another folder
@@ -116,11 +121,19 @@ def reproduce(
     except OSError as error:
         raise SpecdecError(f"cannot write results to {folder} ({error.strerror}): choose another folder") from None
 
+    with held(folder, "the results folder"), sigterm_interrupts():
+        return run_all(plan, stems, force, folder, execute, root)
+
+
+def run_all(plan: Profile, stems: list[str], force: bool, folder: Path, execute: Executor, root: Path) -> int:
+    """Run the notebooks `stems` of a profile into the results folder, whose lock is held; the exit status."""
+    from .board import Board
+
     remove_leftovers(folder)
     surroundings = state_of(root)
     skipped: set[str] = set()
-    done: list[str] = []
-    interrupted = False
+    states: dict[str, str] = {}  # of those that have ended or need not run
+    interrupt: KeyboardInterrupt | None = None
 
     def changed() -> Iterator[Job]:
         for stem in stems:
@@ -131,7 +144,7 @@ def reproduce(
             else:
                 board.finished(stem, "unchanged", record["seconds"])
                 skipped.add(stem)
-                done.append(stem)
+                states[stem] = "ok"
 
     with Board(stems) as board:
         try:
@@ -139,24 +152,24 @@ def reproduce(
                 for stem, fill in ended:
                     record = keep(folder, stem, fill)
                     board.finished(stem, record["state"], record["seconds"], record["error"])
-                    done.append(stem)
-        except KeyboardInterrupt:
-            interrupted = True
+                    states[stem] = record["state"]
+        except KeyboardInterrupt as error:
+            interrupt = error
 
-    if set(done) - skipped or not (folder / "environment.json").exists():
+    if set(states) - skipped or not (folder / "environment.json").exists():
         write_text(folder / "environment.json", to_json(environment()))
-    rows = collect(folder)
-    write_index(folder, profile, list(plan.notebooks), skipped, rows)
+    rows = collect(folder, plan.notebooks)
+    write_index(folder, plan.name, list(plan.notebooks), skipped, rows)
     held, counted = count(rows)
     print(f"{held} of {counted} claims hold on this machine. Report: {relative(folder / 'index.html')}")
-    if interrupted:
-        left = next((stem for stem in stems if stem not in done), "nothing")
-        print(f"interrupted. Finished: {', '.join(done) or 'none'}. The same command goes on with {left}.")
-        return 130
-    failing = [row for row in broken(rows) if row["notebook"] in done]
+    if interrupt is not None:
+        left = next((stem for stem in stems if stem not in states), "nothing")
+        print(f"interrupted. Finished: {', '.join(states) or 'none'}. The same command goes on with {left}.")
+        return exit_status(interrupt)
+    failing = [row for row in broken(rows) if row["notebook"] in states]
     for row in failing:
         print(f"must hold and does not: {row['id']} ({row['notebook']}): {row['statement']}")
-    return int(bool(failing) or any(read_record(folder, stem)["state"] != "ok" for stem in done))
+    return int(bool(failing) or any(state != "ok" for state in states.values()))
 
 
 def executor(jobs: int, scheduler: str | None) -> Executor:
@@ -221,12 +234,19 @@ def record_of(job: Job, error: list[str], seconds: float = 0.0) -> dict[str, Any
 
 
 def keep(folder: Path, stem: str, fill: Fill) -> dict[str, Any]:
-    """Publish in `folder` what `fill` makes; return the run record."""
-    prefix = f".running-{os.getpid()}-"
-    with tempfile.TemporaryDirectory(prefix=prefix, dir=folder, ignore_cleanup_errors=True) as temporary:
-        record = fill(Path(temporary))
-        publish(Path(temporary), folder, stem)
-    write_text(record_path(folder, stem), to_json(record))
+    """Publish in `folder` what `fill` makes; return the run record.  A full disk fails this notebook alone."""
+    try:
+        prefix = f".running-{host()}-"
+        with tempfile.TemporaryDirectory(prefix=prefix, dir=folder, ignore_cleanup_errors=True) as temporary:
+            record = fill(Path(temporary))
+            publish(Path(temporary), folder, stem)
+        write_text(record_path(folder, stem), to_json(record))
+    except OSError as error:
+        record = {"notebook": stem, "state": "failed", "seconds": 0.0}
+        record["error"] = [f"what it made could not be kept: {first_line(error)}"]
+        with suppress(OSError):
+            record_path(folder, stem).unlink(missing_ok=True)
+            write_text(record_path(folder, stem), to_json(record))
     return record
 
 
@@ -251,14 +271,12 @@ def publish(stage: Path, folder: Path, stem: str) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """The temporary folders of runs that were killed; those of runs that are still going are left alone."""
-    for leftover in folder.glob(".running-*-*"):
-        try:
-            os.kill(int(leftover.name.split("-")[1]), 0)
-        except ProcessLookupError:
-            shutil.rmtree(leftover, ignore_errors=True)
-        except PermissionError:
-            pass
+    """The temporary folders of runs of this machine that were killed: whoever holds the lock is the only one going.
+
+    Those of another machine are left to it, since not every shared disk shares its locks.
+    """
+    for leftover in folder.glob(f".running-{host()}-*"):
+        shutil.rmtree(leftover, ignore_errors=True)
 
 
 def record_path(folder: Path, stem: str) -> Path:
@@ -295,16 +313,23 @@ def state_of(root: Path) -> dict[str, Any]:
     found = versions()
     return {
         "library": [*hashes(root / "specdec_lib", "*.py"), *hashes(root / "specdec_lib", "*.mplstyle")],
-        "data": [hashes(root / "data" / name) for name in DATA_FOLDERS],
+        "data": [(path.name, hashes(path)) for path in data_folders(root)],
         "models": manifest.read_text(encoding="utf-8") if manifest.exists() else None,
         "versions": [platform.python_version(), found.get("torch"), found.get("transformers")],
     }
 
 
+def data_folders(root: Path) -> list[Path]:
+    """The folders of `data/` that come with the checkout."""
+    found = sorted((root / "data").glob("[!.]*"))
+    return [path for path in found if path.is_dir() and path.name not in FETCHED_OR_MADE]
+
+
 def hashes(folder: Path, pattern: str = "*") -> list[tuple[str, str]]:
-    """`(path, SHA-256)` of the files below a folder; none where there is no folder."""
-    files = sorted(path for path in folder.rglob(pattern) if path.is_file())
-    return [(path.relative_to(folder).as_posix(), hashlib.sha256(path.read_bytes()).hexdigest()) for path in files]
+    """`(path, SHA-256)` of the files below a folder, hidden ones left out; none where there is no folder."""
+    files = [(path.relative_to(folder), path) for path in sorted(folder.rglob(pattern)) if path.is_file()]
+    shown = [(name, path) for name, path in files if not any(part.startswith(".") for part in name.parts)]
+    return [(name.as_posix(), hashlib.sha256(path.read_bytes()).hexdigest()) for name, path in shown]
 
 
 # -- the report ----------------------------------------------------------------------------------------

@@ -134,15 +134,35 @@ def execute(
     except DeadKernelError:
         said = (stage / LOG).read_text(encoding="utf-8", errors="replace").strip().split("\n")[-1]
         error = [last, f"the kernel died: {said or 'killed, perhaps for want of memory'}"]
+    except KeyboardInterrupt:
+        logging.getLogger("asyncio").addFilter(silent_about_interrupts)
+        raise
     except Exception as failure:  # a cell over the time limit: what there is, is kept
         error = [last, f"{type(failure).__name__}: {failure}"]
     if executed.exists():
-        notebook = nbformat.read(executed, as_version=4)
-        for machine_bound in ("input_path", "output_path", "environment_variables"):
-            notebook.metadata.get("papermill", {}).pop(machine_bound, None)
-        nbformat.write(notebook, executed)
-        write_text(stage / f"{source.stem}.html", html(notebook, source.stem))
+        try:
+            finish(executed)
+        except Exception as failure:  # of one notebook, whatever it is
+            error = error or [
+                "the executed notebook could not be made into a page",
+                f"{type(failure).__name__}: {failure}",
+            ]
     return [first_line(line) for line in error]
+
+
+def finish(executed: Path) -> None:
+    """Take this machine's paths out of an executed notebook, and write its page beside it."""
+    notebook = nbformat.read(executed, as_version=4)
+    for machine_bound in ("input_path", "output_path", "environment_variables"):
+        notebook.metadata.get("papermill", {}).pop(machine_bound, None)
+    nbformat.write(notebook, executed)
+    write_text(executed.with_suffix(".html"), html(notebook, executed.stem))
+
+
+def silent_about_interrupts(record: logging.LogRecord) -> bool:
+    """Drop what asyncio says of the tasks that an interrupt has ended: who interrupted knows."""
+    ended = record.exc_info and isinstance(record.exc_info[1], KeyboardInterrupt)
+    return not ended and not record.getMessage().startswith("Task was destroyed but it is pending")
 
 
 def literal(path: Path) -> str:

@@ -10,7 +10,7 @@ import time
 import psutil
 import pytest
 
-from specdec_lib.bench import settings
+from specdec_lib.bench import command, settings
 from specdec_lib.bench.settings import Setting, measure_setting, sweep
 from specdec_lib.errors import SpecdecError
 
@@ -79,6 +79,57 @@ def test_a_run_cut_short_is_no_finished_setting(asked, tmp_path, monkeypatch, qu
     assert not (tmp_path / "sweep.json").exists()
 
 
+def test_what_is_measured_is_there_after_an_interrupt(asked, tmp_path, monkeypatch, quiet):
+    def measured(setting, ticks):
+        if setting.gamma == 3:
+            raise KeyboardInterrupt
+        return {"speedup": 1.0, "temperature": 0.0, "runs": [{}]}
+
+    monkeypatch.setattr(settings, "measure_setting", measured)
+    done = {}
+    with pytest.raises(KeyboardInterrupt):
+        sweep(asked, say=lambda line: None, done=done)
+    assert [setting.gamma for setting in done] == [1, 2]
+
+
+def test_an_interrupt_at_the_second_temperature_keeps_the_first(asked, monkeypatch, quiet):
+    setting = Setting(**{**vars(asked[0]), "temperatures": (0.0, 1.0), "repeats": 3})
+    monkeypatch.setattr(settings, "footprint", lambda *_, **__: pytest.fail("measured after an interrupt"))
+
+    def ticks(what, steps):
+        if "temperature 1" in what:
+            raise KeyboardInterrupt
+        return lambda: None
+
+    with pytest.raises(KeyboardInterrupt):  # before the race begins nobody looks after it
+        measure_setting(Setting(**{**vars(setting), "temperatures": (1.0,)}), ticks)
+    monkeypatch.setattr(settings, "measure", interrupted_at(1.0))
+    found = measure_setting(setting)
+    assert [run["temperature"] for run in found["runs"]] == [0.0]
+    assert found["runs"][0]["interrupted"] == "nothing at temperature 1" and found["memory"] is None
+    assert "interrupted" in found["runs"][0]["notes"][-1]
+
+
+def interrupted_at(temperature):
+    def measured(contest, chosen, gamma, length, t, seed, tick):
+        if t == temperature:
+            raise KeyboardInterrupt
+        return {"temperature": t, "notes": []}
+
+    return measured
+
+
+@pytest.mark.parametrize(
+    "content",
+    ['{"settings": ["x"]}', '{"settings": 5}', '{"settings": {"a": 1}}', "[]", "null", '{"settings": null}', "{"],
+)
+def test_a_file_of_anything_else_holds_no_settings(content, tmp_path):
+    (tmp_path / "odd.json").write_text(content)
+    assert settings.read(tmp_path / "odd.json") == []
+    (tmp_path / "odd.json").write_text('{"settings": ["x", {"depends_on": {}}]}')
+    assert settings.read(tmp_path / "odd.json") == [{"depends_on": {}}]
+
+
 def test_a_setting_that_fails_fails_alone(asked, tmp_path, quiet):
     told = []
     broken = Setting(**{**vars(asked[0]), "draft": "./nothing"})
@@ -119,6 +170,7 @@ def kill_a_worker_in_mid_run(killed):
     return thread
 
 
+@pytest.mark.large  # ten processes that import torch, one after the other; tests/test_cluster.py kills a worker, too
 def test_a_worker_killed_in_mid_run_loses_nothing(asked, tmp_path, local, quiet, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     told, killed = [], []
@@ -181,6 +233,60 @@ def test_several_drafts_and_lengths_make_a_sweep(call, target, tmp_path):
 
 def test_a_sweep_of_which_a_part_failed_has_status_1(call):
     assert call("--draft", "lookup", "--draft", "./nothing").exit_code == 1
+
+
+def test_sigterm_shows_and_writes_what_is_done(call, tmp_path, monkeypatch):
+    """`timeout` sends it twice, to the process and to its group."""
+    real = command.lines
+
+    def lines(what, steps, say):
+        tick = real(what, steps, say)
+
+        def killed():
+            tick()
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+
+        return killed
+
+    monkeypatch.setattr(command, "lines", lines)
+    before = signal.getsignal(signal.SIGTERM)
+    done = call("--draft", "lookup", "--gamma", 2, "--json", tmp_path / "one.json")
+    assert done.exit_code == 143, done.exception
+    written = json.loads((tmp_path / "one.json").read_text())
+    assert written["interrupted"] == "1 of 2 prompts" and written["prompts"] == 1 and written["memory"] is None
+    assert "too few prompts for a verdict" in done.stdout and "only 1 of 2 prompts" in done.stdout
+    assert "the numbers are of what was done" in done.stderr and signal.getsignal(signal.SIGTERM) == before
+
+
+def test_control_c_in_a_sweep_shows_what_is_done(call, tmp_path, monkeypatch):
+    real, met = settings.measure_setting, []
+
+    def measured(setting, ticks):
+        met.append(setting.gamma)
+        if setting.gamma == 2:
+            raise KeyboardInterrupt
+        return real(setting, ticks)
+
+    monkeypatch.setattr(settings, "measure_setting", measured)
+    done = call("--draft", "lookup", "--gamma", 1, "--gamma", 2, "--gamma", 3, "--json", tmp_path / "sweep.json")
+    assert done.exit_code == 130 and met == [1, 2]
+    assert sum(line.startswith("lookup ") for line in done.stdout.splitlines()) == 1
+    assert "1 of 3 settings are measured; the same command goes on from there" in done.stderr
+    monkeypatch.setattr(settings, "measure_setting", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    done = call("--draft", "lookup", "--gamma", 4, "--gamma", 5)
+    assert done.exit_code == 130 and "before anything was measured" in done.stderr
+
+
+def test_progress_is_told_in_lines_where_there_is_no_terminal(call, monkeypatch):
+    monkeypatch.setattr(command, "SECONDS_BETWEEN_LINES", 0)
+    done = call("--draft", "lookup", "--gamma", 1)
+    told = done.stderr.splitlines()
+    about = "decoding at temperature 0: "
+    found = [line.removeprefix(about) for line in told if line.startswith(about)]
+    assert found == ["2 prompts", "1 of 2", "2 of 2"]
+    assert "memory and loading" in told
 
 
 @pytest.mark.parametrize(

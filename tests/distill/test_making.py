@@ -3,7 +3,10 @@
 import dataclasses
 import json
 import logging
+import os
 import shutil
+import signal
+import threading
 
 import numpy as np
 import pytest
@@ -17,12 +20,14 @@ from specdec_lib.distill import needs, recipe
 from specdec_lib.distill import ngram as table
 from specdec_lib.distill.folder import TextFolder
 from specdec_lib.distill.recipe import distill
+from specdec_lib.distill.table import embedding_table
 from specdec_lib.distill.text import OPENERS, Turns, write_shard
 from specdec_lib.distill.tokenizer import OwnText, make_tokenizer
 from specdec_lib.distill.train import Text, answer_positions
 from specdec_lib.distill.unseen import rows_with, split
 from specdec_lib.drafters import NGramDrafter
 from specdec_lib.errors import SpecdecError
+from specdec_lib.files import held
 from specdec_lib.models import drafts as on_disk
 from specdec_lib.models import load_tokenizer, load_transformers
 
@@ -102,6 +107,7 @@ def test_an_interrupted_run_ends_in_the_same_shards_and_weights(finished, job, t
 def test_a_broken_checkpoint_is_said_and_the_one_before_resumed(finished, job, damage, caplog):
     whole, _, _ = finished
     part = job(every=0)
+    shutil.copytree(whole.work, part.work, ignore=shutil.ignore_patterns("runs"))
     distill(part, Quiet())
     run = recipe.prepare(part).run
     content = (run / "checkpoint.pt").read_bytes()
@@ -191,7 +197,7 @@ def test_a_text_in_other_tokens_has_the_next_token_as_its_label():
     assert labels[0] == " the cab<eos>" and " xyz vwxzz".startswith(labels[1]) and len(labels[1]) > 5
 
 
-def test_the_command(job, tmp_path, prompts):
+def test_the_command(tmp_path, monkeypatch):
     from typer import Typer
 
     from specdec_lib.distill.command import distill as command
@@ -201,6 +207,9 @@ def test_the_command(job, tmp_path, prompts):
     runner = CliRunner()
     result = runner.invoke(app, [str(tmp_path / "x"), "--heads", "3"])
     assert isinstance(result.exception, SpecdecError) and "multiple of 2 x 3 heads" in str(result.exception)
+    monkeypatch.setattr(recipe, "prepare", lambda job: os.kill(os.getpid(), signal.SIGTERM))
+    result = runner.invoke(app, [str(tmp_path / "x")])
+    assert result.exit_code == 143 and "the same command goes on from here" in result.stderr
     assert "--budget" in runner.invoke(app, ["--help"], env={"COLUMNS": "200"}).output
 
 
@@ -239,6 +248,48 @@ def test_turns_are_read_off_the_template(tiny_folder):
         Turns.of(tokenizer)
 
 
+THINKS = (  # as DeepSeek-R1 and Qwen3: what opens a thought is the generation prompt's, an empty one the history's
+    "{% for message in messages %}{{ message['role'] + ' ' }}"
+    "{% if message['role'] == 'assistant' %}HISTORY{% endif %}{{ message['content'] + '<eos>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant PROMPT' }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("history", "prompt"), [("", "<think>\\n"), ("<think>\\n\\n</think>\\n\\n", ""), ("", ""), ("so: ", "so: well, ")]
+)
+def test_an_answer_begins_where_generation_begins(tiny_folder, history, prompt):
+    """The header is all that the generation prompt says, and a prompt as the bench encodes it ends in it."""
+    from specdec_lib.bench.prompts import Prompt
+    from specdec_lib.distill.evaluate import encode
+
+    tokenizer = load_tokenizer(tiny_folder("llama"))
+    tokenizer.chat_template = THINKS.replace("HISTORY", history).replace("PROMPT", prompt)
+    turns = Turns.of(tokenizer)
+    ids = lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]  # noqa: E731
+    assert turns.header == ids("assistant " + prompt.replace("\\n", "\n"))
+    assert turns.to_assistant == [0, *turns.header] and turns.to_user == ids("<eos>user ") and turns.ends == [0]
+    prompted = encode(tokenizer, Prompt("1", "x", [{"role": "user", "content": "why?"}]))
+    assert prompted == [*turns.start, *ids("why?"), *turns.to_assistant]
+    said = torch.tensor([[*prompted, *ids("yes<eos>")]])
+    assert answer_positions(said, turns.header, turns.ends)[0].nonzero()[:, 0].tolist() == [
+        len(prompted) - 1 + i
+        for i in range(len("yes") + 1)  # and the end
+    ]
+
+
+def test_a_template_without_a_generation_prompt_and_one_that_refuses(tiny_folder):
+    tokenizer = load_tokenizer(tiny_folder("llama"))
+    usual = Turns.of(tokenizer)
+    tokenizer.chat_template = tokenizer.chat_template.replace("add_generation_prompt", "false")
+    assert Turns.of(tokenizer) == usual
+    for template in ("{{ raise_exception('one turn only') }}", "{{ messages[0]['content'] }}"):
+        tokenizer.chat_template = template
+        with pytest.raises(SpecdecError, match="cannot tell the turns") as caught:
+            Turns.of(tokenizer)
+        assert "\n" not in str(caught.value)
+
+
 def test_without_a_header_all_text_is_answer():
     tokens = torch.tensor([[1, 5, 0, 1, 6]])
     assert answer_positions(tokens, [], [0]).int().tolist() == [[1, 1, 0, 1, 1]]
@@ -268,6 +319,79 @@ def test_a_damaged_shard_is_written_again(finished, job, caplog):
     recipe.write_text(recipe.prepare(part), Quiet())
     assert "text-00002.safetensors cannot be used" in caplog.text
     assert damaged.read_bytes() == (whole.work / damaged.name).read_bytes()
+
+
+# -- who else is at work ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("changes", [{"out": "elsewhere"}, {"prompts": "other"}, {"budget": 5.0}, {"seed": 1}])
+def test_another_job_has_another_run_folder(job, tmp_path, prompts, changes):
+    (tmp_path / "other.jsonl").write_text('{"prompt": "another", "kind": "a"}\n')
+    changes = {"out": tmp_path / "elsewhere"} if "out" in changes else changes
+    changes = {"prompts": tmp_path / "other.jsonl"} if "prompts" in changes else changes
+    run = recipe.prepare(job()).run
+    assert recipe.prepare(job()).run == run != recipe.prepare(job(**changes)).run
+    copied = tmp_path / "copied.jsonl"
+    shutil.copy(prompts, copied)
+    assert recipe.prepare(job(prompts=copied, every=3.0)).run == run  # the same rows, wherever they are kept
+
+
+def test_a_run_that_is_going_on_is_refused_and_told_who_runs(job):
+    part = job()
+    told = f"run folder .* is in use by process {os.getpid()} on .*: wait"
+    with held(recipe.prepare(part).run, "the run folder"), pytest.raises(SpecdecError, match=told) as caught:
+        distill(part, Quiet())
+    assert "\n" not in str(caught.value) and not list(part.work.glob("text-*"))
+
+
+def test_who_waits_for_the_text_says_so_and_keeps_what_the_other_noted(job):
+    """The note is read again once the folder is free: seconds of the other's shards are not lost."""
+    part, ready = job(), None
+    ready = recipe.prepare(part)
+    other = recipe.prepare(part)
+    waiting, told = threading.Event(), []
+
+    def wait(line):
+        told.append(line)
+        waiting.set()
+
+    with held(part.work, "the text folder"):
+        model, tokenizer = ready.folder, ready.tokenizer
+        thread = threading.Thread(target=lambda: ready.text.write(model, tokenizer, 2, "cpu", say=wait))
+        thread.start()
+        assert waiting.wait(60)
+        other.text.note["seconds"]["9"] = 5.0
+        other.text.claim()
+    thread.join()
+    assert f"the text folder {part.work} is in use by process {os.getpid()}" in told[0] and "waiting" in told[0]
+    assert set(json.loads((part.work / "text.json").read_text())["seconds"]) == {"0", "1", "9"}
+
+
+def test_the_callers_random_numbers_are_left_alone(job, monkeypatch):
+    monkeypatch.setattr(torch, "manual_seed", lambda seed: pytest.fail("seeds every device, also those in use"))
+    torch.default_generator.manual_seed(5)
+    state = torch.get_rng_state()
+    distill(job(passes=1), Quiet())
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "gemma"])
+@pytest.mark.parametrize("how", ["one file", "shards", "without the head", "another name"])
+def test_the_embedding_table_is_read_without_the_model(tiny_folder, tmp_path, monkeypatch, kind, how):
+    model = load_transformers(tiny_folder(kind), device="cpu")
+    expected = model.get_input_embeddings().weight.detach()
+    (model if how != "without the head" else model.base_model).save_pretrained(
+        tmp_path, max_shard_size="20KB" if how == "shards" else "5GB"
+    )
+    assert (len(list(tmp_path.glob("*.safetensors"))) > 1) == (how == "shards")
+    if how == "another name":  # nothing is found by its name: the model is loaded, as the model's class knows how
+        tensors = load_file(tmp_path / "model.safetensors")
+        save_file({f"odd.{name}": tensor for name, tensor in tensors.items()}, tmp_path / "model.safetensors")
+        monkeypatch.setattr("specdec_lib.distill.table.load_transformers", lambda *_: model)
+    else:
+        monkeypatch.setattr("specdec_lib.distill.table.load_transformers", lambda *_: pytest.fail("loaded whole"))
+    found = embedding_table(tmp_path)
+    assert found.dtype == torch.float32 and torch.equal(found, expected)
 
 
 # -- never trained on -----------------------------------------------------------------------------------
