@@ -308,6 +308,12 @@ def test_a_peft_adapter_decodes_and_what_cannot_is_refused_with_the_remedy():
         ("Llama", LLAMA | {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, 64),
         ("Phi3", PHI3, 32),
         ("Gemma3Text", {"max_position_embeddings": 64}, 64),
+        # the factor of some layers, already counted in what the model says of itself
+        (
+            "Gemma3Text",
+            {"max_position_embeddings": 64, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+            64,
+        ),
         ("Bart", {"max_position_embeddings": 64}, 64),
         ("LED", {"max_encoder_position_embeddings": 64, "max_decoder_position_embeddings": 32}, 32),
         ("T5", {"n_positions": 16}, support.UNLIMITED),  # a name that its relative positions outgrew

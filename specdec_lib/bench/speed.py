@@ -30,6 +30,7 @@ from ..decode import Round, check_lengths, generate, generate_plain
 from ..drafters import Sampling
 from ..errors import SpecdecError, first_line
 from ..models.pair import context_length, is_encoder_decoder
+from ..models.support import room
 from .costs import FEWEST, Estimate, synchronise
 from .packed import Contest, pack_linears
 from .prompts import Prompt
@@ -107,7 +108,7 @@ def race(
     limit = context_length(contest.pair.target)
     encoded = [(prompt, contest.pair.encode(prompt.messages)) for prompt in in_turn(prompts)]
     for prompt, ids in encoded:
-        if len(ids) + max_new_tokens > limit:
+        if max_new_tokens > room(contest.pair.target, ids):
             raise SpecdecError(
                 f"prompt {prompt.id} has {len(ids)} tokens; with {max_new_tokens} new ones it exceeds the target's "
                 f"context of {limit}: leave it out or lower max_new_tokens"

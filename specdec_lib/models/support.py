@@ -129,13 +129,9 @@ def _ropes(config: Any) -> list[Mapping[str, Any]]:
     if not isinstance(rope, Mapping):
         return []
     nested = [value for value in rope.values() if isinstance(value, Mapping)]
-    if nested or hasattr(config, "rope_local_base_freq"):  # a factor of some layers says nothing of the others
-        nested = [r for r in nested or [rope] if _rope_type(r) not in GROWING]
-    return [{**r, "rope_type": _rope_type(r)} for r in nested or [rope] if _rope_type(r)]
-
-
-def _rope_type(rope: Mapping[str, Any]) -> str:
-    return str(rope.get("rope_type") or rope.get("type") or "")
+    of_some = bool(nested) or hasattr(config, "rope_local_base_freq")
+    found = [{**r, "rope_type": str(r.get("rope_type") or r.get("type") or "")} for r in nested or [rope]]
+    return [r for r in found if not (of_some and r["rope_type"] in GROWING)]  # some layers say nothing of the others
 
 
 def _original_length(config: Any, rope: Mapping[str, Any]) -> int:
