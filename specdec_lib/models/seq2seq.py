@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from transformers.modeling_outputs import BaseModelOutput
 
 from ..errors import SpecdecError
 from .pair import start_marker, vocabulary_size
@@ -96,7 +97,7 @@ class EncoderDecoderSession(Session):
         if len(rows) > 1:
             masks["attention_mask"] = self._real
         logits = self.model(
-            encoder_outputs=(self._encoded,),
+            encoder_outputs=BaseModelOutput(last_hidden_state=self._encoded),
             decoder_input_ids=padded(outputs, self.device),
             use_cache=True,
             **{self._keyword: self.cache},
