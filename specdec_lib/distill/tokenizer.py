@@ -18,7 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from ..drafters.other_tokenizer import decode, encode, special_tokens
 from ..models.shortlist import ShortlistLlamaForCausalLM
-from ..stopping import UNFINISHED
+from ..detokenize import UNFINISHED
 from .text import Turns
 from .train import Text, answer_positions
 

@@ -17,7 +17,7 @@ import torch
 
 from ..errors import SpecdecError
 from ..models.pair import vocabulary_size
-from ..stopping import UNFINISHED
+from ..detokenize import UNFINISHED
 from .base import Draft, Drafter, Sampling, reads_target
 from .model import Drawing, ModelDraftSession, as_drafter, check_confidence, check_draft_model
 
