@@ -91,7 +91,8 @@ class EndCheck:
     """Why and where one text ends: asked once for each new token, at a cost that does not grow with the text.
 
     >>> names = ["a", "b", "c"]
-    >>> stopping = Stopping(frozenset([2]), strings=("bb",), decode=Detokenizer(lambda ids: "".join(names[i] for i in ids)))
+    >>> decode = Detokenizer(lambda ids: "".join(names[i] for i in ids))
+    >>> stopping = Stopping(frozenset([2]), strings=("bb",), decode=decode)
     >>> check = stopping.begin([0])
     >>> [check.reason(token) for token in (1, 0, 1, 1)], check.reason(2)
     ([None, None, None, 'stop string'], 'end token')

@@ -8,20 +8,24 @@ never the law.  Text level and shared vocabulary: Timor et al. (arXiv 2502.05202
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from itertools import groupby
+from functools import partial
 from random import Random
 from typing import Any
 
 import torch
 
+from ..detokenize import UNFINISHED, Detokenizer, GrowingText, bytes_of
 from ..errors import SpecdecError
 from ..models.pair import vocabulary_size
-from ..detokenize import UNFINISHED
 from .base import Draft, Drafter, Sampling, reads_target
 from .model import Drawing, ModelDraftSession, as_drafter, check_confidence, check_draft_model
 
 LOOKBACK = 10  # tokens of the text that a draft's text is re-encoded with, so that they meet as they would in a text
+WORDS = 4  # of the text that are encoded once more with what follows them
+# after a letter or digit, before a space or a sign: no tokenizer looks across when it splits a text
+BETWEEN_WORDS = re.compile(r"(?<=[^\W_])(?=[\s!-/:-@\u3000-\u303f\uff01-\uff0f])")
 
 
 class TextDrafter:
@@ -175,20 +179,13 @@ class Bridge:
         start = next((i for i in range(len(with_special)) if with_special[i : i + len(plain)] == plain), 0)
         self.opening: list[int] = with_special[:start]  # what the draft's tokenizer puts before any text
 
+    def begin(self) -> Reading:
+        """What reads one text of the target in the draft's tokens, as it grows."""
+        return Reading(self)
+
     def draft_tokens(self, prefix: list[int]) -> tuple[list[int], bool]:
         """The text of `prefix` in the draft's tokens, and whether it ends with a whole character."""
-        own: list[int] = []
-        text = ""
-        for special, group in groupby(prefix, key=self.target_special.__contains__):
-            if special:
-                text = ""
-                own += [self.specials[token] for token in group if token in self.specials]
-            else:
-                text = decode(self.target, list(group))
-                own += encode(self.draft, text.rstrip(UNFINISHED))
-        if own[: len(self.opening)] != self.opening:
-            own = self.opening + own
-        return own, not text.endswith(UNFINISHED)
+        return self.begin().extend(prefix)
 
     def until_special(self, new: list[int]) -> tuple[list[int], int | None]:
         """The draft's tokens up to the first special one, and the target's token for that one."""
@@ -219,6 +216,78 @@ class Bridge:
             tokens = encode(self.target, before + text)
             if tokens[: len(start)] == start:
                 yield tokens[len(start) :]
+
+
+class Reading:
+    """One text of the target in the draft's tokens: what is new is read, and a few words before it once more.
+
+    Between special tokens stands text.  Its last words are encoded again when it grows, since tokens may grow into each
+    other; what comes before a place where no tokenizer joins its words is not.
+
+    Attributes:
+        own: the draft's tokens, without the opening.
+        settled: how many of them no longer change.
+    """
+
+    def __init__(self, bridge: Bridge):
+        self.bridge = bridge
+        self._is_byte = bytes_of(bridge.target)
+        self._start()
+
+    def _start(self) -> None:
+        self.own: list[int] = []
+        self.settled = 0
+        self._read = 0  # how many of the target's tokens were read
+        self._last: list[int] = []  # the last of them
+        self._begin_text()
+
+    def extend(self, prefix: list[int]) -> tuple[list[int], bool]:
+        """The text of `prefix` in the draft's tokens, and whether it ends with a whole character.
+
+        What was read before is taken as known: of it only the last tokens are compared.
+        """
+        bridge = self.bridge
+        if prefix[self._read - len(self._last) : self._read] != self._last:
+            self._start()  # another text
+        for token in prefix[self._read :]:
+            if token not in bridge.target_special:
+                self._text += self._growing.add([token])
+                self._stale = True
+                continue
+            self._encode()
+            self._begin_text()
+            self.own += [bridge.specials[token]] if token in bridge.specials else []
+            self.settled = len(self.own)
+        self._encode()
+        self._read, self._last = len(prefix), prefix[-LOOKBACK:]
+        opening = [] if self.own[: len(bridge.opening)] == bridge.opening else bridge.opening
+        return opening + self.own, not self._growing.open.endswith(UNFINISHED)
+
+    def _begin_text(self) -> None:
+        self._growing = GrowingText(
+            Detokenizer(partial(decode, self.bridge.target), is_byte=bytes_of(self.bridge.target))
+        )
+        self._text = ""  # final text from the last words of the settled tokens on
+        self._known: list[int] = []  # the tokens of those words
+        self._stale = False
+
+    def _encode(self) -> None:
+        """Bring `own` up to date with the text, and settle its tokens up to the last place between two words."""
+        if not self._stale:
+            return
+        self._stale = False
+        tokenizer, held = self.bridge.draft, len(self._known)
+        tokens = encode(tokenizer, (self._text + self._growing.open).rstrip(UNFINISHED))
+        self.own[self.settled :] = tokens[held:]
+        places = [m.start() for m in BETWEEN_WORDS.finditer(self._text)]
+        if len(places) <= 2 * WORDS:
+            return
+        begin, end = places[-1 - WORDS], places[-1]
+        words, known = (encode(tokenizer, self._text[i:end]) for i in (0, begin))
+        again = encode(tokenizer, (self._text[begin:] + self._growing.open).rstrip(UNFINISHED))
+        if words + again[len(known) :] == tokens and again[: len(known)] == known:  # else this is no such place
+            self.settled += len(words) - held
+            self._text, self._known = self._text[begin:], known
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:
@@ -254,9 +323,11 @@ def contents(tokenizer: Any) -> dict[str, int]:
     if anchor is None:
         return {}
     before = decode(tokenizer, [anchor])
+    texts = tokenizer.batch_decode(
+        [[anchor, token] for token in ids], skip_special_tokens=False, clean_up_tokenization_spaces=False
+    )
     found = {}
-    for token in ids:
-        text = decode(tokenizer, [anchor, token])
+    for token, text in zip(ids, texts, strict=True):
         if text.startswith(before) and len(text) > len(before) and UNFINISHED not in text:
             found[text[len(before) :]] = token
     return found
