@@ -131,7 +131,7 @@ def test_optimal_gamma_under_a_cost_with_two_maxima():
 
 
 def test_optimal_gamma_is_found_in_few_steps(monkeypatch):
-    """Of a draft that is nearly always right and costs nearly nothing, a million tokens are best: not a million steps."""
+    """Of a draft that is hardly ever wrong and costs hardly anything a million tokens are best: not a million steps."""
     calls = []
     factor = theory.improvement_factor
     monkeypatch.setattr(theory, "improvement_factor", lambda *args: (calls.append(args), factor(*args))[1])
