@@ -20,8 +20,11 @@ from .results import Round
 class Schedule(Protocol):
     """A rule at work in one call."""
 
-    def next(self, row: int) -> int:
-        """How many tokens to draft in the next round of a row; 0 asks the target alone."""
+    def next(self, row: int, room: int | None = None) -> int:
+        """How many tokens to draft in the next round of a row, which can use `room` of them; 0 asks the target alone.
+
+        More than `room` may be asked for and is not drafted; None says nothing of it.
+        """
         ...
 
     def update(self, done: Round) -> None: ...
@@ -51,7 +54,7 @@ class Constant:
     def start(self) -> Constant:
         return self
 
-    def next(self, row: int) -> int:
+    def next(self, row: int, room: int | None = None) -> int:
         return self.gamma
 
     def update(self, done: Round) -> None: ...
@@ -66,7 +69,7 @@ class Heuristic:
 
     >>> schedule = Heuristic(first=5).start()
     >>> for accepted in (5, 3):
-    ...     schedule.update(Round(0, [7] * 5, accepted, [7] * (accepted + 1), [], [], 5, 0.0, 0.0, 0.0))
+    ...     schedule.update(Round(0, [7] * 5, accepted, [7] * accepted + [9], [], [], 5, 0.0, 0.0, 0.0))
     ...     print(schedule.next(0))
     7
     6
@@ -86,13 +89,13 @@ class _HeuristicSchedule:
     def __init__(self, first: int):
         self.lengths: dict[int, int] = defaultdict(lambda: first)
 
-    def next(self, row: int) -> int:
+    def next(self, row: int, room: int | None = None) -> int:
         return self.lengths[row]
 
     def update(self, done: Round) -> None:
         if done.drafted:
-            whole = done.accepted == len(done.drafted)
-            self.lengths[done.row] = self.lengths[done.row] + 2 if whole else max(self.lengths[done.row] - 1, 1)
+            length = self.lengths[done.row]
+            self.lengths[done.row] = max(length - 1, 1) if done.rejected else length + 2
 
 
 @dataclass(frozen=True)
@@ -164,8 +167,9 @@ class _FastestSchedule:
         self.rows: set[int] = set()
         self.alone = 0
 
-    def next(self, row: int) -> int:
-        self.asked[row] = self.length()
+    def next(self, row: int, room: int | None = None) -> int:
+        length = self.length()
+        self.asked[row] = length if room is None else min(length, room)  # a text's end says nothing about the draft
         return self.asked[row]
 
     def length(self) -> int:

@@ -50,13 +50,18 @@ class Round:
 
     @property
     def kept(self) -> int:
-        """How many draft tokens joined the text."""
-        return min(self.accepted, len(self.emitted))
+        """How many draft tokens joined the text.
+
+        One more than were accepted where the token that follows is the draft's own: `ensemble(w, "none")` keeps the
+        last draft token by writing it there.
+        """
+        n = min(self.accepted, len(self.emitted))
+        return n + (self.drafted[n : n + 1] == self.emitted[n : n + 1] != [])
 
     @property
     def rejected(self) -> int:
         """1 if the round ended with a draft token refused (of several drafts, all that were tried there), else 0."""
-        return int(self.accepted < len(self.drafted) and not self.trimmed)
+        return int(self.kept < len(self.drafted) and not self.trimmed)
 
     @property
     def rescued(self) -> int:

@@ -12,19 +12,8 @@ from typing import Any
 
 import torch
 
+from .detokenize import NO_TEXT, Detokenizer, GrowingText
 from .errors import SpecdecError
-
-UNFINISHED = "\ufffd"  # what a tokenizer writes for bytes that are no character, or not one yet
-
-
-def no_text(ids: list[int]) -> str:
-    """What there is to show where there is no tokenizer."""
-    return ""
-
-
-def detokenizer(tokenizer: Any) -> Callable[[list[int]], str]:
-    """From new tokens to text, special tokens left out."""
-    return no_text if tokenizer is None else lambda ids: tokenizer.decode(ids, skip_special_tokens=True)
 
 
 @dataclass(frozen=True)
@@ -36,14 +25,14 @@ class Stopping:
         strings: the text ends with the token that completes one of them, and is shown up to it.
         criteria: transformers' `StoppingCriteria` or functions like them: `(ids [1, n], scores None) -> bool`, asked
             once for each new token, in order.
-        decode: see `detokenizer`; needed for `strings`.
+        decode: from new tokens to text; needed for `strings`.
         device: where criteria get their ids.
     """
 
     ends: frozenset[int]
     strings: tuple[str, ...] = ()
     criteria: tuple[Callable[..., Any], ...] = ()
-    decode: Callable[[list[int]], str] = no_text
+    decode: Detokenizer = NO_TEXT
     device: torch.device | str = "cpu"
 
     @classmethod
@@ -67,27 +56,69 @@ class Stopping:
                 f"a stopping criterion is a function of (input_ids, scores), got {unusable[0]!r}: "
                 "give transformers' StoppingCriteria or a function like them"
             )
-        return cls(frozenset(ends), strings, rules, detokenizer(tokenizer), device)
+        decode = NO_TEXT if tokenizer is None else Detokenizer.of(tokenizer)
+        return cls(frozenset(ends), strings, rules, decode, device)
 
-    def reason(self, ids: Sequence[int], start: int) -> str | None:
-        """Why the text `ids`, new from position `start` on, ends after its last token; None if it goes on."""
-        found = "end token" if ids[-1] in self.ends else None
-        if self.strings:
-            text = self.decode(list(ids[start:]))
-            if any(s in text for s in self.strings):
-                found = found or "stop string"
-        if self.criteria:
-            tensor = torch.tensor([ids], device=self.device)
+    def begin(self, prompt: Sequence[int]) -> EndCheck:
+        """What asks these rules about one text, token after token."""
+        return EndCheck(self, prompt)
+
+    def text(self, tokens: list[int]) -> str:
+        """The text of new tokens, up to the first stop string."""
+        return self.until_string(self.decode(tokens))
+
+    def until_string(self, text: str) -> str:
+        """`text` up to the first stop string in it."""
+        return text[: min((text.index(s) for s in self.strings if s in text), default=len(text))]
+
+
+class EndCheck:
+    """Why and where one text ends: asked once for each new token, at a cost that does not grow with the text.
+
+    >>> names = ["a", "b", "c"]
+    >>> decode = Detokenizer(lambda ids: "".join(names[i] for i in ids))
+    >>> stopping = Stopping(frozenset([2]), strings=("bb",), decode=decode)
+    >>> check = stopping.begin([0])
+    >>> [check.reason(token) for token in (1, 0, 1, 1)], check.reason(2)
+    ([None, None, None, 'stop string'], 'end token')
+    """
+
+    def __init__(self, stopping: Stopping, prompt: Sequence[int]):
+        self.stopping = stopping
+        self._text = GrowingText(stopping.decode)
+        self._recent = ""  # the end of the final text, as much as a stop string may begin in
+        self._reach = max(map(len, stopping.strings), default=1) - 1
+        self._length = len(prompt)
+        if stopping.criteria:
+            self._ids = torch.tensor([prompt], dtype=torch.long, device=stopping.device)
+
+    def reason(self, token: int) -> str | None:
+        """Why the text ends after `token`, which joins it; None if it goes on."""
+        rules = self.stopping
+        found = "end token" if token in rules.ends else None
+        if rules.strings and self._completes_a_string(token):
+            found = found or "stop string"
+        if rules.criteria:
+            ids = self._ids_with(token)
             # every criterion is asked at every token, as transformers does: some of them count
-            answers = [bool(torch.as_tensor(c(tensor, None)).all()) for c in self.criteria]
+            answers = [bool(torch.as_tensor(c(ids, None)).all()) for c in rules.criteria]
             if any(answers):
                 found = found or "criterion"
         return found
 
-    def text(self, tokens: list[int]) -> str:
-        """The text of new tokens, up to the first stop string."""
-        text = self.decode(tokens)
-        return text[: min((text.index(s) for s in self.strings if s in text), default=len(text))]
+    def _completes_a_string(self, token: int) -> bool:
+        final = self._recent + self._text.add([token])
+        text = final + self._text.open
+        self._recent = final[max(len(final) - self._reach, 0) :]
+        return any(s in text for s in self.stopping.strings)
+
+    def _ids_with(self, token: int) -> torch.Tensor:
+        """The text's ids `[1, n]` with `token` at their end, in memory that is moved only when it has to double."""
+        if self._length == self._ids.shape[1]:
+            self._ids = torch.cat([self._ids, self._ids.new_zeros(1, max(self._length, 64))], 1)
+        self._ids[0, self._length] = token
+        self._length += 1
+        return self._ids[:, : self._length]
 
 
 def as_tuple(given: Any) -> tuple:
@@ -104,34 +135,28 @@ def as_tuple(given: Any) -> tuple:
 class TextStream:
     """The text of one row while it is written, in pieces whose join is the final text.
 
-    A piece is held back while a later token could still change it: a character of several tokens, the beginning of
-    a stop string, and the last word of a tokenizer that moves punctuation (`clean_up_tokenization_spaces`).
+    A piece is held back while a later token could still change it: what `GrowingText` calls open, and the beginning of
+    a stop string.
 
     >>> names = ["a", "b", "c", "d"]
-    >>> stopping = Stopping(frozenset(), strings=("cd",), decode=lambda ids: "".join(names[i] for i in ids))
-    >>> stream = TextStream(stopping)
+    >>> decode = Detokenizer(lambda ids: "".join(names[i] for i in ids))
+    >>> stream = TextStream(Stopping(frozenset(), strings=("cd",), decode=decode))
     >>> [stream.piece(new) for new in ([0], [2], [1, 2])], stream.piece([3], last=True)
     (['a', '', 'cb'], '')
     """
 
-    def __init__(self, stopping: Stopping, tidies: bool = False):
-        self.stopping, self.tidies = stopping, tidies
-        self.tokens: list[int] = []
-        self.shown = 0
+    def __init__(self, stopping: Stopping):
+        self.stopping = stopping
+        self._text = GrowingText(stopping.decode)
+        self._held = ""  # final text that is not shown yet
 
     def piece(self, tokens: Sequence[int], last: bool = False) -> str:
         """What can be shown once `tokens` have joined the text; all that is left if they are the `last`."""
-        self.tokens += tokens
-        text = self.stopping.text(self.tokens)
-        if not last:
-            text = self._settled(text)
-        new = text[self.shown :]
-        self.shown += len(new)
+        self._held += self._text.add(tokens)
+        if last:
+            return self.stopping.until_string(self._held + self._text.open)
+        new = self.stopping.until_string(self._held)
+        begun = (n for s in self.stopping.strings for n in range(1, len(s)) if new.endswith(s[:n]))
+        new = new[: len(new) - max(begun, default=0)]
+        self._held = self._held[len(new) :]
         return new
-
-    def _settled(self, text: str) -> str:
-        text = text.rstrip(UNFINISHED)
-        if self.tidies:
-            text = text[: max(text.rfind(" "), 0)]
-        begun = (n for s in self.stopping.strings for n in range(1, len(s)) if text.endswith(s[:n]))
-        return text[: len(text) - max(begun, default=0)]

@@ -17,6 +17,7 @@ negative cost, a gamma that is not a whole number >= 1.  Derived in `notebooks/0
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -180,9 +181,8 @@ def optimal_gamma(
         v = float(verification_time(verification_cost, 2))
         if longest is None and np.any(((c == 0) & (a > 0)) | ((a == 1) & (c < v))):
             raise SpecdecError("no draft length is the best at cost_coefficient 0 or alpha 1: give the longest allowed")
-        gamma = np.ones(a.shape, int)
-        while np.any(longer := (a ** (gamma + 1.0) > c * improvement_factor(a, gamma, c, v)) & (gamma < limit)):
-            gamma = gamma + longer
+        pays = lambda g: (a ** (g + 1.0) > c * improvement_factor(a, g, c, v)) & (g < limit)  # noqa: E731
+        gamma = _first_that_fails(pays, a.shape)
     else:
         limit = min(limit, np.inf if callable(verification_cost) else np.size(verification_cost) - 1)
         if limit == np.inf:
@@ -190,6 +190,22 @@ def optimal_gamma(
         candidates = np.arange(1, int(whole(limit, "the longest draft that verification_cost covers")) + 1)
         gamma = 1 + np.argmax(improvement_factor(a[..., None], candidates, c[..., None], verification_cost), -1)
     return as_given(np.where(improvement_factor(a, gamma, c, verification_cost) > 1, gamma, 0))
+
+
+def _first_that_fails(holds: Callable[[np.ndarray], np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
+    """The first whole number >= 1 where `holds` fails, for each entry; where it fails it fails ever after.
+
+    >>> _first_that_fails(lambda n: n < [3, 1, 1_000_000], (3,)).tolist()
+    [3, 1, 1000000]
+    """
+    low, high = np.zeros(shape, int), np.ones(shape, int)  # it holds at `low` (or that is 0) and is to fail at `high`
+    while np.any(more := holds(high)):
+        low, high = np.where(more, high, low), np.where(more, 2 * high, high)
+    while np.any(high - low > 1):
+        middle = np.where(high - low > 1, (low + high) // 2, high)
+        held = holds(middle)
+        low, high = np.where(held, middle, low), np.where(held, high, middle)
+    return high
 
 
 # -- what the theorem leaves out -----------------------------------------------------------------------

@@ -15,7 +15,14 @@ from specdec_lib import SpecdecError, generate, generate_plain
 from specdec_lib.audit import adapters
 from specdec_lib.audit.audit import audit
 from specdec_lib.audit.remember import Remembered, remembering
-from specdec_lib.drafters import ComposedDrafter, FeatureDrafter, ModelDrafter, PromptLookupDrafter, Sampling
+from specdec_lib.drafters import (
+    ComposedDrafter,
+    EarlyExitDrafter,
+    FeatureDrafter,
+    ModelDrafter,
+    PromptLookupDrafter,
+    Sampling,
+)
 from specdec_lib.exact import distance, output_law, random_pair, target_law
 from specdec_lib.models import Pair, load_model, load_transformers, open_session
 from specdec_lib.models.pair import fast
@@ -189,6 +196,33 @@ def test_the_states_that_a_draft_reads_are_remembered_too(prefixes, tiny_folder,
         texts = generate(quick, [[1, 2, 3], [4, 5]], seed=seed, **options).tokens
         assert texts == generate(pair, [[1, 2, 3], [4, 5]], seed=seed, **options).tokens
     assert (quick.target.passes == before) == (prefixes == 1000)
+
+
+def test_an_early_exit_drafts_in_a_remembered_model(tiny_folder, monkeypatch):
+    """Alone and behind a lookup; also where what is remembered must be forgotten."""
+    target = load_model(tiny_folder("llama"), device="cpu")
+    options = {"gamma": 3, "max_new_tokens": 24, "temperature": 1.0, "eos": []}
+    for prefixes in (10, 1000):
+        monkeypatch.setattr("specdec_lib.audit.remember.MOST", prefixes * target.config.vocab_size)
+        for draft in (EarlyExitDrafter(1), ComposedDrafter([PromptLookupDrafter(min_ngram=2), EarlyExitDrafter(1)])):
+            pair = Pair(target, draft)
+            quick = remembering(pair)
+            for seed in (0, 1, 0):
+                before = quick.target.passes
+                found, expected = (generate(p, [[1, 2, 3], [4, 5]], seed=seed, **options) for p in (quick, pair))
+                assert found.tokens == expected.tokens and found.stats.accepted == expected.stats.accepted > 0
+            assert (quick.target.passes == before) == (prefixes == 1000)
+
+
+def test_a_remembered_model_has_what_the_model_has(larger, tiny_folder):
+    known = Remembered(larger.target)
+    for name in vars(larger.target):
+        getattr(known, name)
+    other = load_transformers(tiny_folder("gpt2"), "cpu")
+    reader = FeatureDrafter(tiny_feature_draft(load_transformers(tiny_folder("llama"), "cpu")))
+    for draft in (EarlyExitDrafter(1), reader):
+        with pytest.raises(SpecdecError, match="needs a target that runs as FastLlama"):
+            generate(remembering(Pair(other, draft)), [1, 2, 3], 2)
 
 
 # -- an adapter of one's own ---------------------------------------------------------------------------

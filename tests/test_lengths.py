@@ -17,7 +17,7 @@ PROMPT = [5, 9, 17, 3, 8, 9, 17, 3]
 
 
 def a_round(drafted, accepted, row=0, draft_seconds=0.0, seconds=0.0):
-    emitted, target_seconds = [7] * (accepted + 1), seconds - draft_seconds
+    emitted, target_seconds = [7] * accepted + [9], seconds - draft_seconds
     return Round(row, [7] * drafted, accepted, emitted, [], [], drafted, draft_seconds, target_seconds, seconds)
 
 
@@ -48,6 +48,32 @@ def test_confidence_ends_a_draft_with_the_unsure_token_kept(tiny_folder):
     some = sd.generate(pair, PROMPT, Confidence(0.5, longest=4), 24, 1.0, eos=[])
     assert all(q >= 0.5 for r in some.trace for q in r.q[:-1])  # at temperature 1 q is the draft's own probability
     assert any(q < 0.5 for r in some.trace for q in r.q[-1:])
+
+
+def test_a_draft_that_a_text_had_no_room_for_was_not_refused():
+    """The end of a text cuts a draft to 3 of 8 tokens: what came of the 3 counts, of the others nothing is known."""
+    schedule = Fastest(first=8).start()
+    assert schedule.next(0, 3) == 3
+    schedule.update(a_round(3, 3))
+    assert schedule.kept.tries == schedule.kept.successes == [1] * 3 + [0] * 9
+    assert schedule.offered.tries == schedule.offered.successes == [1] * 3 + [0] * 9
+    cut = Fastest(first=8).start()
+    assert cut.next(0, 20) == 8
+    cut.update(a_round(3, 3))  # here the drafter ended it: as good as refused
+    assert cut.kept.tries[3] == 1 and cut.kept.successes[3] == 0 and cut.offered.tries[7] == 1
+
+
+def test_short_texts_do_not_make_drafts_short():
+    """A draft that is always right, in texts of 4 tokens: nothing but that is learnt of it."""
+    schedule = Fastest().start()
+    for row in range(50):
+        left = 4
+        while left:
+            g = min(schedule.next(row, left - 1), left - 1)
+            schedule.update(a_round(g, g, row, 0.1 * g, 0.1 * g + 1))
+            left -= g + 1
+    assert all(share == 1 for share in schedule.offered.estimates())
+    assert schedule.kept.successes == schedule.kept.tries and schedule.kept.tries[2] > 30
 
 
 def test_a_rule_can_be_used_again():

@@ -130,6 +130,19 @@ def test_optimal_gamma_under_a_cost_with_two_maxima():
     assert extended_optimal_gamma(repeat_alpha(0.9, 10), 0.01, steps) == 9
 
 
+def test_optimal_gamma_is_found_in_few_steps(monkeypatch):
+    """Of a draft that is hardly ever wrong and costs hardly anything a million tokens are best: not a million steps."""
+    calls = []
+    factor = theory.improvement_factor
+    monkeypatch.setattr(theory, "improvement_factor", lambda *args: (calls.append(args), factor(*args))[1])
+    best = theory.optimal_gamma(0.999999, 1e-6)
+    assert len(calls) < 60
+    around = np.r_[best - 1000 : best + 1001]
+    assert factor(0.999999, best, 1e-6) >= factor(0.999999, around, 1e-6).max() * (1 - 1e-14)
+    grid = theory.optimal_gamma([0.999999, 0.5], 1e-6)
+    assert grid.tolist() == [best, theory.optimal_gamma(0.5, 1e-6)]
+
+
 def test_optimal_gamma_where_there_is_no_longest():
     for alpha, c in [(0.5, 0), (1, 0.5)]:
         with pytest.raises(SpecdecError, match="longest"):

@@ -181,6 +181,8 @@ def test_the_printed_greedy_lenience_rule_would_accept_everything():
     assert all(p_x <= 1 * max(p[0]) for p_x in p[0])
     kept = [lenience_greedy(F(1)).accepted(p, p, [x])[1] for x in range(4)]
     assert kept == [int(x == p[0].argmax()) for x in range(4)]
+    ties = fractions("2/5", "2/5", "1/5")[None]  # greedy decoding writes the first of them, and no other is kept
+    assert [lenience_greedy(F(1)).accepted(ties, ties, [x])[1] for x in range(3)] == [1, 0, 0]
     looser = [lenience_greedy(F(1, 100)).accepted(p, p, [x])[1] for x in range(4)]
     assert looser == [1, 1, 1, 1]
 

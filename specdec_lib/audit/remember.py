@@ -16,6 +16,7 @@ import torch
 
 from ..drafters import ComposedDrafter, ModelDrafter
 from ..drafters.model import common_prefix_length
+from ..errors import SpecdecError
 from ..models.fast import FastLlama
 from ..models.pair import Pair, vocabulary_size
 from ..models.session import open_session
@@ -35,6 +36,12 @@ class Fed:
         """As `models.fast.Cache.watch`."""
         self.model.watch(layers)
 
+    def append(self, ids: torch.Tensor) -> list[int]:
+        """Let the text go on with `ids` `[1, n]`; all of it."""
+        self.ids = self.ids[: self.length] + ids[0].tolist()
+        self.length = len(self.ids)
+        return self.ids
+
     @property
     def watched(self) -> tuple[int, ...]:
         """The layers that the columns of `features` are."""
@@ -49,12 +56,16 @@ class Fed:
 class Remembered(FastLlama):
     """Takes the place of a model in a session; one text at a time.
 
+    To a session it is a `FastLlama`.  It holds a model and answers for it what was asked before; whatever it does not
+    answer itself is the model's.
+
     Args:
         model: a `FastLlama` or a transformers causal model.
 
     Attributes:
         passes: how often the model itself ran.
         states: the hidden states of watched layers after each prefix, for a drafter that reads them.
+        early: the hidden states after so many layers alone at the end of a prefix, for an early exit.
     """
 
     def __init__(self, model: Any):
@@ -66,14 +77,25 @@ class Remembered(FastLlama):
         self._held: list[int] = []  # the tokens that this session holds
         self._known: dict[tuple[int, ...], torch.Tensor] = {}
         self.states: dict[tuple[int, ...], torch.Tensor] = {}
+        self.early: dict[tuple[int, tuple[int, ...]], torch.Tensor] = {}
         self.watched: tuple[int, ...] = ()
-        if isinstance(model, FastLlama):
-            self.layers = model.layers
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["model"], name)
+
+    @property
+    def layers(self) -> list:  # type: ignore[override]
+        if not isinstance(self.model, FastLlama):
+            raise SpecdecError(
+                "a draft that reads its target's layers needs a target that runs as FastLlama (Llama or Qwen2, loaded "
+                "with load_pair): use another draft"
+            )
+        return self.model.layers
 
     def watch(self, layers: Sequence[int]) -> None:
         if not set(layers) <= set(self.watched):
             self._forget()
-            self._session.watch(layers)  # type: ignore[attr-defined]
+            self._session.capture_hidden(layers)  # type: ignore[attr-defined]
             self.watched = self._session.cache.watched  # type: ignore[attr-defined]
 
     @property
@@ -87,8 +109,7 @@ class Remembered(FastLlama):
 
     def logits(self, ids: torch.Tensor, cache: Any, last: int = 1) -> torch.Tensor:
         """As `FastLlama.logits`, for a batch of 1."""
-        text = cache.ids = cache.ids[: cache.length] + ids[0].tolist()
-        cache.length = len(text)
+        text = cache.append(ids)
         prefixes = [tuple(text[:end]) for end in range(len(text) - last + 1, len(text) + 1)]
         new = range(len(text) - ids.shape[1] + 1, len(text) + 1) if self.watched else range(0)
         if any(p not in self._known for p in prefixes) or any(tuple(text[:end]) not in self.states for end in new):
@@ -96,6 +117,27 @@ class Remembered(FastLlama):
         if last == 0:
             return torch.zeros(1, 0, vocabulary_size(self), device=self.device)
         return torch.stack([self._known[prefix] for prefix in prefixes])[None]
+
+    def hidden(self, ids: torch.Tensor, cache: Any, layers: int, starts: None = None) -> torch.Tensor:  # type: ignore[override]
+        """As `FastLlama.hidden` of the first `layers` layers, for a batch of 1."""
+        text, n = cache.append(ids), ids.shape[1]
+        keys = [(layers, tuple(text[:end])) for end in range(len(text) - n + 1, len(text) + 1)]
+        if any(key not in self.early for key in keys):
+            if len(self.early) + n > self._most:
+                self._forget()
+            before = text[: len(text) - n + 1]
+            common = min(common_prefix_length(self._held, before), len(before) - 1)
+            self._session.rollback(common)
+            held = self._session.cache  # type: ignore[attr-defined]
+            rest = torch.tensor([text[common:]], device=self.device)
+            self.early.update(zip(keys, self.model.hidden(rest, held, layers)[0, -n:].clone(), strict=True))
+            held.length = common  # the other layers have not read the rest
+            del self._held[common:]
+            self.passes += 1
+        return torch.stack([self.early[key] for key in keys])[None]
+
+    def scores(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.model.scores(hidden)
 
     def _ask(self, text: list[int], prefixes: list[tuple[int, ...]]) -> None:
         """Run the model over what its session does not hold of `text`; note logits after the `prefixes`, and states."""
@@ -116,6 +158,7 @@ class Remembered(FastLlama):
     def _forget(self) -> None:
         self._known.clear()
         self.states.clear()
+        self.early.clear()
         self._session.rollback(0)
         self._held = []
 

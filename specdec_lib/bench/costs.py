@@ -53,13 +53,13 @@ def median(values: Sequence[float] | np.ndarray) -> Estimate:
     >>> median([float(i) for i in range(1, 11)])  # the second and the last but one: Conover, 3.2
     Estimate(value=5.5, low=2.0, high=9.0)
     """
-    from scipy.stats import binom
+    from scipy.stats import quantile_test
 
-    x = np.sort(np.asarray(values, float))
+    x = np.asarray(values, float)
     if len(x) < FEWEST:
         return Estimate(float(np.median(x)))
-    rank = int(binom.ppf(0.025, len(x), 0.5))  # P(fewer than `rank` of n lie below the median) < 0.025
-    return Estimate(float(np.median(x)), float(x[rank - 1]), float(x[len(x) - rank]))
+    interval = quantile_test(x, p=0.5).confidence_interval(0.95)
+    return Estimate(float(np.median(x)), float(interval.low), float(interval.high))
 
 
 def synchronise(device: torch.device) -> None:

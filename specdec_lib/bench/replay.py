@@ -74,11 +74,11 @@ def replay(
     for row, met in enumerate(texts):
         at, length = 0, len(met.offered)
         while at < length:
-            drafted = min(schedule.next(row), length - at - 1, met.offered[at])
+            drafted = min(schedule.next(row, length - at - 1), length - at - 1, met.offered[at])
             accepted = min(met.kept[at], drafted)
             draft = drafted * draft_cost * met.by_model[at]
             target = pass_cost(drafted + 1)
-            tokens = [0] * (accepted + 1)
+            tokens = [0] * accepted + [1]
             done = Round(row, [0] * drafted, accepted, tokens, [], [], drafted, draft, target, draft + target)
             schedule.update(done)
             rounds.append(done)

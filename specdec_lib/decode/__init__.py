@@ -168,13 +168,12 @@ def run(
             first = NoEndBefore(len(ids) + asked.min_new_tokens, ends)
             how = replace(params, processors=(first, *params.processors))
         at_end = "context" if asked.max_new_tokens is None else "length"
-        texts.append(Text(index, list(ids), len(ids), length, how, Random(f"{asked.seed}/{index}"), at_end))
+        texts.append(Text(index, list(ids), len(ids), length, how, Random(f"{asked.seed}/{index}"), stopping.begin(ids), at_end))
 
     start = perf_counter()
     schedule = (lengths or Constant(1)).start()
-    plan = Plan(pair.target, drafter, schedule, rule, stopping, asked.logprobs, drafts)
-    tidies = bool(getattr(pair.tokenizer, "clean_up_tokenization_spaces", False))
-    streams = [TextStream(stopping, tidies) for _ in texts]
+    plan = Plan(pair.target, drafter, schedule, rule, asked.logprobs, drafts)
+    streams = [TextStream(stopping) for _ in texts]
     traces: list[list[Round]] = [[] for _ in texts]
     with decoding(*models):
         for i in range(0, len(texts), asked.batch_size):

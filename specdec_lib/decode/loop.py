@@ -20,7 +20,7 @@ from ..models.pair import vocabulary_size
 from ..models.session import Session, open_session
 from ..results import Round
 from ..sampling import SamplingParams
-from ..stopping import Stopping
+from ..stopping import EndCheck
 from ..verify import Verifier
 from .verification import bring_home, verify_chain, verify_several
 
@@ -41,7 +41,6 @@ class Plan:
     drafter: Drafter | None
     schedule: Schedule
     rule: Verifier
-    stopping: Stopping
     logprobs: bool = False
     drafts: int = 1
 
@@ -49,7 +48,8 @@ class Plan:
         """How many tokens to draft: a round emits one token more than it accepts, and some rules want one more."""
         if self.drafter is None:
             return 0
-        return min(self.schedule.next(text.index), text.remaining - 1) + self.rule.next_law
+        room = text.remaining - 1
+        return min(self.schedule.next(text.index, room), room) + self.rule.next_law
 
 
 @dataclass
@@ -62,6 +62,7 @@ class Text:
         remaining: how many tokens may still come.
         params: how it is sampled, processors included.
         random: its own generator.
+        ending: is told each new token, and says whether the text ends with it.
         at_end: why the text ends when nothing remains.
         ended: why it ended; empty while it goes on.
         read_seconds: time that reading the prompt took.
@@ -73,6 +74,7 @@ class Text:
     remaining: int
     params: SamplingParams
     random: Random
+    ending: EndCheck
     at_end: str
     ended: str = ""
     read_seconds: float = 0.0
@@ -183,7 +185,7 @@ def write(plan: Plan, text: Text, verdict: Any) -> dict[str, Any]:
         emitted.append(token)
         text.tokens.append(token)
         text.remaining -= 1
-        if reason := plan.stopping.reason(text.tokens, text.start):
+        if reason := text.ending.reason(token):
             text.remaining, text.ended = 0, reason
             break
     if not text.remaining:

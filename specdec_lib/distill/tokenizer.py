@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from ..detokenize import UNFINISHED
 from ..drafters.other_tokenizer import decode, encode, special_tokens
 from ..models.shortlist import ShortlistLlamaForCausalLM
-from ..stopping import UNFINISHED
 from .text import Turns
 from .train import Text, answer_positions
 

@@ -77,7 +77,7 @@ class ModelDrafts(DraftBatch):
         self.session.rollback(held)
         new: list[Any] = [s.prefix[n:] if s.gamma > 0 else [] for s, n in zip(samplers, held, strict=True)]
         for reader, ids in zip(self.readers, new, strict=True):
-            reader.held += len(ids)
+            reader.read += ids
         while any(map(len, new)):
             logits = self.session.feed_rows(new, [min(len(ids), 1) for ids in new])
             for i, sampler in enumerate(samplers):
@@ -99,28 +99,31 @@ class Reader:
     Its drafted tokens may be on a device while it drafts; by the next round the loop has brought them home.
 
     Attributes:
-        held: how many tokens of the prefix are read; the drafted ones but the last are read after them.
+        read: the tokens of the text that were read; the drafted ones but the last are held after them.
     """
 
-    def __init__(self) -> None:
-        self.held = 0
-        self.drafted: Draft = Draft([])
+    LOOKBACK = 10  # tokens that tell whether the text goes on from the one that was read
 
-    def sync(self, prefix: list[int], same: int | None = None) -> int:
+    def __init__(self, read: Sequence[int] = (), drafted: Draft | None = None):
+        self.read = list(read)
+        self.drafted = drafted or Draft([])
+
+    def sync(self, prefix: list[int]) -> int:
         """How many of the tokens that are held begin `prefix`, less its last one, which is always read again.
 
-        The prefix goes on from the last one, so only what was drafted is compared.
-
-        Args:
-            same: how many tokens `prefix` shares with the last one, where it does not go on from it.
+        A text mostly goes on from the last one, so only its end and what was drafted are compared.  Where it changed, as
+        one that is encoded anew may at its end, all of it is.
         """
-        if same is not None and same < self.held:
-            self.held, self.drafted = same, Draft([])
-        drafted = self.drafted.bring_home()[:-1]  # the last one was never read
+        n = len(self.read)
+        if self.read[-self.LOOKBACK :] == prefix[max(n - self.LOOKBACK, 0) : n]:
+            drafted = self.drafted.bring_home()[:-1]  # the last one was never read
+            kept = common_prefix_length(drafted, prefix[n:])
+            self.read += drafted[:kept]
+        else:
+            del self.read[common_prefix_length(self.read, prefix) :]
         self.drafted = Draft([])
-        self.held += common_prefix_length(drafted, prefix[self.held :])
-        self.held = min(self.held, len(prefix) - 1)
-        return self.held
+        del self.read[len(prefix) - 1 :]
+        return len(self.read)
 
     def note(self, draft: Draft) -> None:
         """A draft was made after what is held."""
@@ -128,9 +131,7 @@ class Reader:
             self.drafted = draft
 
     def copy(self) -> Reader:
-        other = Reader()
-        other.held, other.drafted = self.held, self.drafted
-        return other
+        return Reader(self.read, self.drafted)
 
 
 def common_prefix_length(a: Sequence[int], b: Sequence[int]) -> int:

@@ -8,17 +8,18 @@ never the law.  Text level and shared vocabulary: Timor et al. (arXiv 2502.05202
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from itertools import groupby
+from functools import partial
 from random import Random
 from typing import Any
 
 import torch
 
+from ..detokenize import UNFINISHED, Detokenizer, GrowingText, bytes_of
 from ..errors import SpecdecError
 from ..models.pair import vocabulary_size
 from ..models.session import open_session
-from ..stopping import UNFINISHED
 from ..sampling import SamplingParams
 from .base import Draft, Drafter, DraftSession
 from .model import (
@@ -28,10 +29,12 @@ from .model import (
     as_drafter,
     check_confidence,
     check_draft_model,
-    common_prefix_length,
 )
 
 LOOKBACK = 10  # tokens of the text that a draft's text is re-encoded with, so that they meet as they would in a text
+WORDS = 4  # of the text that are encoded once more with what follows them
+# after a letter or digit, before a space or a sign: no tokenizer looks across when it splits a text
+BETWEEN_WORDS = re.compile(r"(?<=[^\W_])(?=[\s!-/:-@\u3000-\u303f\uff01-\uff0f])")
 
 
 class TextDrafter(Drafter):
@@ -71,11 +74,12 @@ class TextDrafter(Drafter):
 class TextSession(DraftSession):
     def __init__(self, session: Any, bridge: Bridge, vocabulary: int):
         self.session, self.bridge, self.vocabulary = session, bridge, vocabulary
+        self.reading = bridge.begin()
 
     def propose(self, prefix: list[int], gamma: int, params: SamplingParams, random: Random) -> Draft:
         if gamma < 1:
             return Draft([])
-        own, _ = self.bridge.draft_tokens(prefix)
+        own, _ = self.reading.extend(prefix)
         if not own:
             return Draft([])
         draft = self.session.propose(own, gamma, SamplingParams(), random)
@@ -133,6 +137,7 @@ class SharedVocabularyDrafter(Drafter):
 class SharedSession(DraftSession):
     def __init__(self, drafter: SharedVocabularyDrafter, vocabulary: int):
         self.bridge, self.confidence, self.vocabulary = drafter.bridge, drafter.confidence, vocabulary
+        self.reading = self.bridge.begin()
         self.own_token = {token: d for token, d in drafter.own_token.items() if token < vocabulary}
         self.session = open_session(drafter.model)
         self.limits = VocabularyLimits(drafter.model, vocabulary_size(drafter.model))
@@ -141,7 +146,6 @@ class SharedSession(DraftSession):
         self.tokens = torch.tensor(list(self.own_token), device=device)
         self.own = torch.tensor(list(self.own_token.values()), device=device)
         self.own_of = torch.zeros(vocabulary, dtype=torch.long, device=device).index_copy(0, self.tokens, self.own)
-        self.read: list[int] = []  # the text in the draft's tokens, as it was read last
 
     def propose(self, prefix: list[int], gamma: int, params: SamplingParams, random: Random) -> Draft:
         own = self.own_tokens(prefix)
@@ -159,14 +163,14 @@ class SharedSession(DraftSession):
 
     def catch_up(self, own: list[int]) -> torch.Tensor:
         """Drop what changed, feed what is new; the logits `[V]` that follow `own`."""
-        held = self.reader.sync(own, common_prefix_length(self.read, own))
+        held = self.reader.sync(own)
         self.session.rollback(held)
-        self.read, self.reader.held = own, len(own)
+        self.reader.read += own[held:]
         return self.session.feed(torch.tensor([own[held:]], device=self.session.device))[0, -1]
 
     def own_tokens(self, prefix: list[int]) -> list[int]:
         """`prefix` in the draft's tokens, none where it cannot read it: half a character, or a token without a row."""
-        own, finished = self.bridge.draft_tokens(prefix)
+        own, finished = self.reading.extend(prefix)
         # the draft cannot read the first half of a character, so it has nothing to say about the second
         return own if finished and own and max(own) < self.limits.rows else []
 
@@ -206,20 +210,13 @@ class Bridge:
         start = next((i for i in range(len(with_special)) if with_special[i : i + len(plain)] == plain), 0)
         self.opening: list[int] = with_special[:start]  # what the draft's tokenizer puts before any text
 
+    def begin(self) -> Reading:
+        """What reads one text of the target in the draft's tokens, as it grows."""
+        return Reading(self)
+
     def draft_tokens(self, prefix: list[int]) -> tuple[list[int], bool]:
         """The text of `prefix` in the draft's tokens, and whether it ends with a whole character."""
-        own: list[int] = []
-        text = ""
-        for special, group in groupby(prefix, key=self.target_special.__contains__):
-            if special:
-                text = ""
-                own += [self.specials[token] for token in group if token in self.specials]
-            else:
-                text = decode(self.target, list(group))
-                own += encode(self.draft, text.rstrip(UNFINISHED))
-        if own[: len(self.opening)] != self.opening:
-            own = self.opening + own
-        return own, not text.endswith(UNFINISHED)
+        return self.begin().extend(prefix)
 
     def until_special(self, new: list[int]) -> tuple[list[int], int | None]:
         """The draft's tokens up to the first special one, and the target's token for that one."""
@@ -250,6 +247,78 @@ class Bridge:
             tokens = encode(self.target, before + text)
             if tokens[: len(start)] == start:
                 yield tokens[len(start) :]
+
+
+class Reading:
+    """One text of the target in the draft's tokens: what is new is read, and a few words before it once more.
+
+    Between special tokens stands text.  Its last words are encoded again when it grows, since tokens may grow into each
+    other; what comes before a place where no tokenizer joins its words is not.
+
+    Attributes:
+        own: the draft's tokens, without the opening.
+        settled: how many of them no longer change.
+    """
+
+    def __init__(self, bridge: Bridge):
+        self.bridge = bridge
+        self._is_byte = bytes_of(bridge.target)
+        self._start()
+
+    def _start(self) -> None:
+        self.own: list[int] = []
+        self.settled = 0
+        self._read = 0  # how many of the target's tokens were read
+        self._last: list[int] = []  # the last of them
+        self._begin_text()
+
+    def extend(self, prefix: list[int]) -> tuple[list[int], bool]:
+        """The text of `prefix` in the draft's tokens, and whether it ends with a whole character.
+
+        What was read before is taken as known: of it only the last tokens are compared.
+        """
+        bridge = self.bridge
+        if prefix[self._read - len(self._last) : self._read] != self._last:
+            self._start()  # another text
+        for token in prefix[self._read :]:
+            if token not in bridge.target_special:
+                self._text += self._growing.add([token])
+                self._stale = True
+                continue
+            self._encode()
+            self._begin_text()
+            self.own += [bridge.specials[token]] if token in bridge.specials else []
+            self.settled = len(self.own)
+        self._encode()
+        self._read, self._last = len(prefix), prefix[-LOOKBACK:]
+        opening = [] if self.own[: len(bridge.opening)] == bridge.opening else bridge.opening
+        return opening + self.own, not self._growing.open.endswith(UNFINISHED)
+
+    def _begin_text(self) -> None:
+        self._growing = GrowingText(
+            Detokenizer(partial(decode, self.bridge.target), is_byte=bytes_of(self.bridge.target))
+        )
+        self._text = ""  # final text from the last words of the settled tokens on
+        self._known: list[int] = []  # the tokens of those words
+        self._stale = False
+
+    def _encode(self) -> None:
+        """Bring `own` up to date with the text, and settle its tokens up to the last place between two words."""
+        if not self._stale:
+            return
+        self._stale = False
+        tokenizer, held = self.bridge.draft, len(self._known)
+        tokens = encode(tokenizer, (self._text + self._growing.open).rstrip(UNFINISHED))
+        self.own[self.settled :] = tokens[held:]
+        places = [m.start() for m in BETWEEN_WORDS.finditer(self._text)]
+        if len(places) <= 2 * WORDS:
+            return
+        begin, end = places[-1 - WORDS], places[-1]
+        words, known = (encode(tokenizer, self._text[i:end]) for i in (0, begin))
+        again = encode(tokenizer, (self._text[begin:] + self._growing.open).rstrip(UNFINISHED))
+        if words + again[len(known) :] == tokens and again[: len(known)] == known:  # else this is no such place
+            self.settled += len(words) - held
+            self._text, self._known = self._text[begin:], known
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:
@@ -285,9 +354,11 @@ def contents(tokenizer: Any) -> dict[str, int]:
     if anchor is None:
         return {}
     before = decode(tokenizer, [anchor])
+    texts = tokenizer.batch_decode(
+        [[anchor, token] for token in ids], skip_special_tokens=False, clean_up_tokenization_spaces=False
+    )
     found = {}
-    for token in ids:
-        text = decode(tokenizer, [anchor, token])
+    for token, text in zip(ids, texts, strict=True):
         if text.startswith(before) and len(text) > len(before) and UNFINISHED not in text:
             found[text[len(before) :]] = token
     return found

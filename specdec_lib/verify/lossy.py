@@ -151,6 +151,8 @@ def lenience_greedy(l: Any) -> LossyVerifier:  # noqa: E741
     check_lenience(l)
 
     def keeps(p: Array, q: Array) -> Array:
+        if l == 1:
+            return favourite(p)  # of equal ones the first, as greedy decoding takes it
         return 1 * (p >= l * maximum(p))
 
     source = "Leviathan et al., arXiv 2211.17192, appendix A.5"

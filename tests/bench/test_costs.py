@@ -75,7 +75,7 @@ def test_no_interval_from_too_few():
 
 
 def a_round(drafted, accepted, seconds=10.0, target=6.0, draft=3.0):
-    return Round(0, [7] * drafted, accepted, [7] * (accepted + 1), [], [], drafted, draft, target, seconds)
+    return Round(0, [7] * drafted, accepted, [7] * accepted + [9], [], [], drafted, draft, target, seconds)
 
 
 def costs_of(gamma, v, c, overhead=0.0, plain=0.0, prefill=(0.0, 0.0)):

@@ -5,6 +5,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+import torch
 from kit import law_of, slow_law, slow_scores, total_variation
 from tiny import tiny_feature_draft
 from transformers import NoRepeatNGramLogitsProcessor, RepetitionPenaltyLogitsProcessor, SuppressTokensLogitsProcessor
@@ -286,6 +287,25 @@ def test_lenience_at_temperature_0_keeps_what_is_nearly_the_best(lenient, tiny):
     assert (found == exact) == (lenient == 1)
     with pytest.raises(sd.SpecdecError, match="rule for temperature 0"):
         tokens_of(case.pair, **{**options, "temperature": 1.0})()
+
+
+def test_an_exact_rule_does_not_keep_the_second_of_equal_tokens(tiny):
+    """All tokens are equal where the processor sets all scores to 0: whatever is drafted, greedy text is token 0."""
+    flat = lambda ids, scores: torch.zeros_like(scores)  # noqa: E731
+    pair = tiny().with_draft(sd.NGramDrafter.fit([[3, 3, 3]], order=1))
+    for rule in (lenience_greedy(1), "greedy", "token"):
+        options = {"gamma": 1, "max_new_tokens": 6, "temperature": 0.0, "processors": flat, "verifier": rule}
+        assert tokens_of(pair, [3, 3], **options)() == (0,) * 6
+
+
+def test_a_draft_token_that_is_written_was_not_refused(tiny):
+    """Without a bonus the mixture's last draft token is kept by writing it after the others."""
+    pair = tiny(**SMALL).pair
+    for w in (0.0, 0.5):
+        out = sd.generate(pair, [1, 2], 3, 24, 1.0, verifier=ensemble(w, bonus="none"), eos=[])
+        assert all(r.kept == sum(a == b for a, b in zip(r.drafted, r.emitted, strict=False)) for r in out.trace)
+        assert (out.stats.rejected == 0) == (out.stats.acceptance_rate == 1) == (w == 0)
+        assert out.stats.emitted == out.stats.accepted + out.stats.rounds - out.stats.trimmed
 
 
 def test_a_number_and_the_constant_rule_are_the_same(tiny):

@@ -7,6 +7,7 @@ from kit import slow_greedy
 from transformers import MaxLengthCriteria, StoppingCriteria, StopStringCriteria
 
 import specdec_lib as sd
+from specdec_lib.detokenize import Detokenizer
 from specdec_lib.stopping import Stopping, TextStream
 
 PROMPT = [5, 9, 17, 3, 8, 9, 17, 3]
@@ -171,25 +172,26 @@ def test_characters_of_several_tokens_stay_whole():
 
     bytes_of = list(said.encode())
     for size in (1, 2, 3, 5):
-        stream = TextStream(Stopping(frozenset(), decode=decode))
+        stream = TextStream(Stopping(frozenset(), decode=Detokenizer(decode)))
         pieces = [stream.piece(bytes_of[i : i + size]) for i in range(0, len(bytes_of), size)]
         pieces.append(stream.piece([], last=True))
         assert "".join(pieces) == said
         assert "\ufffd" not in "".join(pieces)
-    broken = TextStream(Stopping(frozenset(), decode=decode))
+    broken = TextStream(Stopping(frozenset(), decode=Detokenizer(decode)))
     assert broken.piece([97, 0xE2]) == "a" and broken.piece([0x82], last=True) == "\ufffd"  # it never became one
 
 
 def test_a_stop_string_is_not_shown_before_it_is_complete():
     """https://github.com/vllm-project/vllm/pull/47616 - the beginning of a stop string had already been sent."""
-    stream = TextStream(Stopping(frozenset(), strings=("END",), decode=lambda ids: "".join(map(chr, ids))))
+    stream = TextStream(Stopping(frozenset(), strings=("END",), decode=Detokenizer(lambda ids: "".join(map(chr, ids)))))
     pieces = [stream.piece([ord(c)]) for c in "ENtEND"]
     assert pieces == ["", "", "ENt", "", "", ""] and stream.piece([ord("x")], last=True) == ""
 
 
 def test_a_tokenizer_that_moves_punctuation_is_shown_by_whole_words():
     """https://github.com/vllm-project/vllm/pull/26027 - a shown space that the next token takes away."""
-    stream = TextStream(Stopping(frozenset(), decode=lambda ids: "".join(map(chr, ids)).replace(" .", ".")), True)
+    decode = Detokenizer(lambda ids: "".join(map(chr, ids)).replace(" .", "."), tidies=True)
+    stream = TextStream(Stopping(frozenset(), decode=decode))
     pieces = [stream.piece([ord(c)]) for c in "so it is . yes"]
     assert "".join([*pieces, stream.piece([], last=True)]) == "so it is. yes"
 
