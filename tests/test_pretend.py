@@ -1,0 +1,314 @@
+"""The decoder and all that computes with models, on the pretend accelerator of `pretend.py`.
+
+The device itself first: what it refuses and what it counts, by known counts.  Then the decoder: on the device it
+writes the CPU's text, token for token, greedily and at a fixed seed, and nothing on its way is on the wrong device.
+
+Eight kinds of target, eight drafters, five ways to sample, five rules, one text or several of unequal length, five
+kinds of options and three places for target and draft are 48,000 combinations, of which some have no meaning
+(`can_be`).  `covering` chooses of the others one after the other the combination with the most pairs of values that
+none before it had, until every pair that can be met has been met: faults of this kind need two to meet.  It is an
+algorithm without chance, so that the same combinations are run each time.
+
+At the end the waits of a round: the device counts them, and the table says how many are allowed.
+"""
+
+import copy
+from functools import cache
+from itertools import combinations, product
+
+import numpy as np
+import pytest
+import torch
+from tiny import tiny_feature_draft, tiny_model, tiny_tokenizer
+from transformers import RepetitionPenaltyLogitsProcessor
+
+import pretend
+import specdec_lib as sd
+from pretend import DEVICE
+from specdec_lib.audit.both_sides import disturbed
+from specdec_lib.models.pair import fast
+from specdec_lib.verify.lossy import ensemble, lenience, lenience_greedy
+
+pytestmark = pytest.mark.skipif(bool(pretend.REASON), reason=pretend.REASON)
+
+GAMMA, NEW = 3, 10
+
+
+@pytest.fixture
+def count():
+    with pretend.pretend() as counts:
+        yield counts
+
+
+# -- the device ----------------------------------------------------------------------------------------
+
+WAITS, SENT, BLOCKING = "waits", "copies to the device", "blocking copies"
+KNOWN = {
+    "item": (lambda x, i: x[0].item(), {WAITS: 1}),
+    "float": (lambda x, i: float(x[0]), {WAITS: 1}),
+    "bool": (lambda x, i: bool(x[0] > 0), {WAITS: 1}),
+    "tolist": (lambda x, i: x.tolist(), {WAITS: 1}),
+    "tolist of a number": (lambda x, i: x[0].tolist(), {WAITS: 1}),
+    "index of a list": (lambda x, i: [5, 6, 7][i[0]], {WAITS: 1}),
+    "number as an index": (lambda x, i: x[i[0]], {WAITS: 1}),
+    "number in a slice": (lambda x, i: x[: i[1]], {WAITS: 1}),
+    "in a list": (lambda x, i: i[0] in [7, 0], {WAITS: 2}),
+    "equal": (lambda x, i: torch.equal(x, x), {WAITS: 1}),
+    "allclose": (lambda x, i: torch.allclose(x, x), {WAITS: 1}),
+    "nonzero": (lambda x, i: x.nonzero(), {WAITS: 1}),
+    "unique": (lambda x, i: x.unique(), {WAITS: 1}),
+    "bincount": (lambda x, i: i.bincount(), {WAITS: 1}),
+    "mask as an index": (lambda x, i: x[x > 1], {WAITS: 1}),
+    "number through a mask": (lambda x, i: x.__setitem__(x > 1, 0.0), {}),
+    "tensor through a mask": (lambda x, i: x.__setitem__(x > 1, x[:1]), {WAITS: 1}),
+    "cpu": (lambda x, i: x.cpu(), {WAITS: 1}),
+    "to the CPU in float64": (lambda x, i: x.to("cpu", torch.float64), {WAITS: 1}),
+    "into a tensor of the CPU's": (lambda x, i: torch.zeros(3).copy_(x), {WAITS: 1}),
+    "tensor": (lambda x, i: torch.tensor([1, 2], device=DEVICE), {SENT: 1, BLOCKING: 1}),
+    "as_tensor": (lambda x, i: torch.as_tensor(np.ones(2), device=DEVICE), {SENT: 1, BLOCKING: 1}),
+    "to the device": (lambda x, i: torch.ones(2).to(DEVICE), {SENT: 1, BLOCKING: 1}),
+    "to the device, not waiting": (lambda x, i: torch.ones(2).to(DEVICE, non_blocking=True), {SENT: 1}),
+    "into a tensor of the device's": (lambda x, i: x.copy_(torch.ones(3)), {SENT: 1, BLOCKING: 1}),
+    "part of it": (lambda x, i: x[:2].copy_(torch.ones(2), non_blocking=True), {SENT: 1}),
+    "CPU tensor as an index": (lambda x, i: x[torch.tensor([0, 2])], {SENT: 1, BLOCKING: 1}),
+    "tensor as an index": (lambda x, i: x[i], {}),
+    "range": (lambda x, i: torch.arange(3, device=DEVICE), {}),
+    "another dtype": (lambda x, i: x.double(), {}),
+    "sort and search": (lambda x, i: torch.searchsorted(x.sort().values.cumsum(-1), 2.5), {}),
+    "CPU number": (lambda x, i: x + torch.tensor(1.0), {}),
+    "CPU number where": (lambda x, i: torch.where(x > 1, x, torch.tensor(0.0)), {}),
+    "CPU number as a filling": (lambda x, i: x.masked_fill(x > 1, torch.tensor(0.0)), {}),
+}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_what_is_counted(name, count):
+    what, expected = KNOWN[name]
+    x, i = torch.tensor([1.0, 2.0, 3.0], device=DEVICE), torch.tensor([0, 2], device=DEVICE)
+    count.clear()
+    what(x, i)
+    assert {key: n for key, n in count.items() if n and key != "operations"} == expected
+    assert count["operations"] >= 1
+
+
+REFUSED = {
+    "two devices": lambda x, i: x + torch.ones(3),
+    "a CPU tensor and a number of the device's": lambda x, i: torch.ones(3) + x[0],
+    "two CPU numbers": lambda x, i: torch.where(x > 1, torch.tensor(1.0), torch.tensor(0.0)),
+    "written to a CPU number": lambda x, i: torch.tensor(1.0).add_(x[0]),
+    "joined": lambda x, i: torch.cat([x, torch.ones(1)]),
+    "stacked numbers": lambda x, i: torch.stack([x[0], torch.tensor(1.0)]),
+    "gathered": lambda x, i: x.gather(0, torch.tensor([1])),
+    "searched": lambda x, i: torch.searchsorted(x, torch.tensor([1.0])),
+    "embedded": lambda x, i: torch.nn.functional.embedding(torch.tensor([0]), x[:, None]),
+    "a CPU tensor indexed": lambda x, i: torch.ones(3)[i],
+    "CPU values at places": lambda x, i: x.__setitem__(i, torch.ones(2)),
+    "random numbers of the CPU's": lambda x, i: torch.rand(3, device=DEVICE, generator=torch.Generator()),
+    "random tokens of the CPU's": lambda x, i: torch.multinomial(x, 1, generator=torch.Generator()),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused(name, count):
+    x, i = torch.tensor([1.0, 2.0, 3.0], device=DEVICE), torch.tensor([0, 2], device=DEVICE)
+    with pytest.raises(RuntimeError, match="same device|device type for generator"):
+        REFUSED[name](x, i)
+
+
+def test_numpy_does_not_see_the_device(count):
+    x = torch.ones(3, device=DEVICE)
+    for look in (lambda: x.numpy(), lambda: np.asarray(x), lambda: np.array([x, x])):
+        with pytest.raises(TypeError, match=r"use Tensor\.cpu\(\)|Use Tensor\.cpu\(\)"):
+            look()
+    assert x.cpu().numpy().tolist() == [1, 1, 1]
+
+
+def test_a_step_of_training_is_the_cpus(count):
+    torch.manual_seed(0)
+    here = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1)).double()
+    there = copy.deepcopy(here).to(DEVICE)
+    assert count[SENT] == 4
+    x = torch.randn(5, 3, dtype=torch.float64)
+    for model, given in ((here, x), (there, x.to(DEVICE))):
+        optimiser = torch.optim.AdamW(model.parameters(), lr=0.1)
+        for _ in range(3):
+            optimiser.zero_grad()
+            model(given).square().mean().backward()
+            optimiser.step()
+    for a, b in zip(here.parameters(), there.parameters(), strict=True):
+        assert b.device.type == pretend.NAME
+        torch.testing.assert_close(b.cpu(), a)
+
+
+def test_outside_there_is_no_accelerator():
+    with pretend.pretend():
+        assert torch.accelerator.is_available()
+    assert not torch.accelerator.is_available() or torch.accelerator.current_accelerator().type != pretend.NAME
+
+
+# -- the decoder ---------------------------------------------------------------------------------------
+
+TARGETS = ("llama", "qwen2", "gpt2", "gemma", "gemma2", "mistral", "t5", "fast")
+DRAFTERS = ("model", "ngram", "lookup", "composed", "early", "features", "shared", "text")
+WAYS = {
+    "greedy": {"temperature": 0.0},
+    "warm": {"temperature": 1.0},
+    "top_k": {"temperature": 1.0, "top_k": 8},
+    "top_p": {"temperature": 1.0, "top_p": 0.9},
+    "min_p": {"temperature": 1.0, "min_p": 0.05},
+}
+RULES = ("token", "block", "lenience", "ensemble", "several")
+ROWS = {"one": [[5, 9, 17, 3]], "ragged": [[5, 9, 17, 3, 8, 30], [4], [7, 9, 12]]}
+OPTIONS = ("none", "processors", "criteria", "stop", "logprobs")
+PLACES = ("both", "target", "draft")
+FACTORS = (TARGETS, DRAFTERS, tuple(WAYS), RULES, tuple(ROWS), OPTIONS, PLACES)
+
+
+def can_be(target, drafter, way, rule, rows, options, place):
+    """Whether `generate` takes this combination, and a draft is somewhere where it says so."""
+    if drafter in ("early", "features") and target != "fast":
+        return False
+    if drafter in ("shared", "text") and target == "t5":
+        return False
+    if drafter in ("ngram", "lookup", "early") and place != "both":  # no weights of their own
+        return False
+    if drafter == "early" and rows != "one":
+        return False
+    several = way != "greedy" and rows == "one" and drafter in ("model", "composed", "features", "shared")
+    return rule != "several" or several
+
+
+def covering(factors, valid):
+    """Combinations that meet every pair of values of two factors that a valid one can meet; see above."""
+    chosen = np.array([c for c in product(*map(range, map(len, factors))) if valid(*named(factors, c))])
+    size = max(map(len, factors))
+    met = np.stack(
+        [
+            (k * size + chosen[:, a]) * size + chosen[:, b]
+            for k, (a, b) in enumerate(combinations(range(len(factors)), 2))
+        ],
+        axis=1,
+    )
+    missing = np.zeros(met.max() + 1, bool)
+    missing[met] = True
+    while missing.any():
+        best = int(missing[met].sum(1).argmax())
+        missing[met[best]] = False
+        yield named(factors, chosen[best])
+
+
+def named(factors, numbers):
+    return tuple(values[i] for values, i in zip(factors, numbers, strict=True))
+
+
+CASES = list(covering(FACTORS, can_be))
+
+
+def test_every_pair_that_can_be_is_run():
+    def pairs(case):
+        return set(combinations(enumerate(case), 2))
+
+    possible = set().union(*(pairs(case) for case in product(*FACTORS) if can_be(*case)))
+    assert possible == set().union(*map(pairs, CASES))
+    assert {value for case in CASES for value in case} == {value for values in FACTORS for value in values}
+    assert all(can_be(*case) for case in CASES) and len(CASES) == len(set(CASES)) < 120
+
+
+TOKENIZER = tiny_tokenizer("llama")
+
+
+@cache
+def model(kind, seed, noise=0.0):
+    """A tiny model on the CPU in float64, where rounding decides nothing."""
+    made = tiny_model("llama" if kind == "fast" else kind, TOKENIZER, seed, {}).double()
+    return disturbed(made, noise) if noise else made
+
+
+@cache
+def there(kind, seed, noise=0.0):
+    with pretend.pretend():
+        return copy.deepcopy(model(kind, seed, noise)).to(DEVICE)
+
+
+def placed(on_device, *which):
+    return (there if on_device else model)(*which)
+
+
+def a_pair(target, drafter, target_there=False, draft_there=False):
+    whole = placed(target_there, target, 0)
+    if target == "fast":
+        whole = fast(whole)
+    return sd.Pair(whole, a_drafter(drafter, target, draft_there), TOKENIZER)
+
+
+def a_drafter(name, target, on_device):
+    other = "llama" if target == "t5" else target
+    if name == "model":
+        return placed(on_device, target, 0, 0.3)
+    if name == "ngram":
+        return sd.NGramDrafter.fit([np.random.default_rng(0).integers(2, 40, 400).tolist()])
+    if name == "lookup":
+        return sd.PromptLookupDrafter(min_ngram=1)
+    if name == "composed":
+        lookup, drawn = sd.PromptLookupDrafter(min_ngram=2), a_drafter("model", target, on_device)
+        return sd.ComposedDrafter([lookup, sd.ModelDrafter(drawn)], [None, 2])
+    if name == "early":
+        return sd.EarlyExitDrafter(1)
+    if name == "features":
+        draft = tiny_feature_draft(model("fast", 0))
+        return sd.FeatureDrafter(draft.to(DEVICE) if on_device else draft)
+    kinds = {"shared": sd.SharedVocabularyDrafter, "text": sd.TextDrafter}
+    return kinds[name](placed(on_device, other, 0, 0.3), tiny_tokenizer("gemma"), TOKENIZER)
+
+
+def asked_for(drafter, way, rule, rows, options):
+    """The prompts and the arguments of `generate`."""
+    given = {"max_new_tokens": NEW, "seed": 3, **WAYS[way]}
+    greedy = way == "greedy"
+    certain = drafter in ("ngram", "lookup", "text")  # these may have nothing to propose, so no law to mix
+    rules = {"block": "block", "lenience": lenience_greedy(0.5) if greedy else lenience(0.5)}
+    rules["ensemble"] = ensemble(0.5, "none" if certain or drafter in ("shared", "features") else "mixture")
+    given["verifier"] = rules.get(rule, "token")
+    given["drafts"] = 2 if rule == "several" else 1
+    given["batch_size"] = len(ROWS[rows])
+    given |= {
+        "none": {"eos": []},
+        "processors": {"processors": [RepetitionPenaltyLogitsProcessor(1.3)], "min_new_tokens": 4},
+        "criteria": {"criteria": [lambda ids, scores: (ids[:, -1] % 7 == 3).all()]},
+        "stop": {"stop": ["a", "th"]},
+        "logprobs": {"logprobs": True, "eos": []},
+    }[options]
+    return ROWS[rows], given
+
+
+@pytest.mark.parametrize("case", CASES, ids="-".join)
+def test_the_device_writes_the_cpus_text(case, count):
+    target, drafter, way, rule, rows, options, place = case
+    prompts, given = asked_for(drafter, way, rule, rows, options)
+    expected = sd.generate(a_pair(target, drafter), prompts, GAMMA, **given)
+    pair = a_pair(target, drafter, place != "draft", place != "target")
+    count.clear()
+    found = sd.generate(pair, prompts, GAMMA, **given)
+    assert found.tokens == expected.tokens and found.texts == expected.texts
+    assert [r.drafted for r in found.trace] == [r.drafted for r in expected.trace]
+    assert count["operations"] > 0
+    if options == "logprobs":
+        for a, b in zip(found.logprobs + found.scores, expected.logprobs + expected.scores, strict=True):
+            assert a == pytest.approx(b, abs=1e-9)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_plain_decoding_writes_the_cpus_text(target, count):
+    for way, rows in (("greedy", "ragged"), ("top_p", "one")):
+        options = {"max_new_tokens": NEW, "batch_size": len(ROWS[rows]), **WAYS[way]}
+        expected = sd.generate_plain(a_pair(target, "lookup"), ROWS[rows], **options)
+        assert sd.generate_plain(a_pair(target, "lookup", True), ROWS[rows], **options).tokens == expected.tokens
+
+
+def test_a_planted_fault_is_found(count, monkeypatch):
+    """A drafter whose laws are on the CPU beside a target on the device, as if nobody had brought them there."""
+    from specdec_lib.drafters.base import Draft
+
+    monkeypatch.setattr(Draft, "q", lambda self, like: torch.full((len(self.tokens), like.shape[-1]), 0.1).double())
+    with pytest.raises(RuntimeError, match="same device"):
+        sd.generate(a_pair("llama", "model", True, True), ROWS["one"], GAMMA, NEW, 1.0)
