@@ -39,7 +39,6 @@ from unittest.mock import patch
 import torch
 from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
 NAME = "pretend"
 DEVICE = f"{NAME}:0"
@@ -84,6 +83,9 @@ class PretendTensor(torch.Tensor):
     def __array__(self, *_: Any, **__: Any) -> Any:
         return self.numpy()
 
+    def __reduce_ex__(self, protocol: Any) -> Any:  # in a file it is a tensor of the CPU's
+        return self.cpu().__reduce_ex__(protocol)
+
     def __repr__(self, **_: Any) -> str:  # for a failed test: nothing is counted
         return f"{self.held!r} on {DEVICE}"
 
@@ -105,11 +107,11 @@ class Device(TorchDispatchMode):
 
 def run(operation: Any, args: tuple, kwargs: dict) -> Any:
     """One operation: refused, or counted and computed on what the tensors hold."""
-    leaves = tree_leaves((args, kwargs))
+    leaves = list(leaves_of((*args, *kwargs.values())))
     tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
-    there = [x for x in tensors if isinstance(x, PretendTensor)]
+    given = {id(x.held): x for x in tensors if isinstance(x, PretendTensor)}
     asked = [x for x in leaves if isinstance(x, torch.device)]
-    if not there and not any(x.type == NAME for x in asked):
+    if not given and not any(x.type == NAME for x in asked):
         return operation(*args, **kwargs)
     name = operation.name()
     counts["operations"] += 1
@@ -122,30 +124,40 @@ def run(operation: Any, args: tuple, kwargs: dict) -> Any:
     else:
         check(operation, name, tensors, leaves, args)
         count_waits(operation, name, args)
-
-    def bare(x: Any) -> Any:
-        return x.held if isinstance(x, PretendTensor) else CPU if isinstance(x, torch.device) else x
-
-    found = operation(*tree_map(bare, args), **tree_map(bare, kwargs))
-    return dressed(operation, found, args, kwargs, target.type == NAME)
-
-
-def dressed(operation: Any, found: Any, args: tuple, kwargs: dict, there: bool) -> Any:
-    """What the operation returned, on the right device; what it wrote into is the tensor that was given."""
-    given = {id(x.held): x for x in tree_leaves((args, kwargs)) if isinstance(x, PretendTensor)}
+    found = operation(*map(bare, args), **{key: bare(x) for key, x in kwargs.items()})
     for x in given.values():
         if x.shape != x.held.shape:
-            raise NotImplementedError(f"{operation.name()} changes the shape of a tensor in place: not on {DEVICE}")
-
-    def dress(x: Any) -> Any:
-        if not isinstance(x, torch.Tensor) or not there:
-            return x
-        return given[id(x)] if id(x) in given else PretendTensor(x)
-
-    result = tree_map(dress, found)
-    if operation is torch.ops.aten.scalar_tensor.default:
+            raise NotImplementedError(f"{name} changes the shape of a tensor in place: not on {DEVICE}")
+    if target.type != NAME:
+        return found
+    result = dressed(found, given)
+    if name == "aten::scalar_tensor":
         result.number = True  # made of a number of Python's, which CUDA keeps on the CPU
     return result
+
+
+def leaves_of(x: Any) -> Iterator[Any]:
+    for part in x:
+        if isinstance(part, (list, tuple)):
+            yield from leaves_of(part)
+        else:
+            yield part
+
+
+def bare(x: Any) -> Any:
+    """An argument as the CPU takes it."""
+    if isinstance(x, PretendTensor):
+        return x.held
+    if isinstance(x, torch.device):
+        return CPU
+    return type(x)(map(bare, x)) if type(x) in (list, tuple) else x
+
+
+def dressed(x: Any, given: dict[int, PretendTensor]) -> Any:
+    """A result on the device; what the operation wrote into is the tensor that was given."""
+    if isinstance(x, torch.Tensor):
+        return given[id(x)] if id(x) in given else PretendTensor(x)
+    return type(x)([dressed(part, given) for part in x]) if isinstance(x, (list, tuple)) else x
 
 
 def check(operation: Any, name: str, tensors: list, leaves: list, args: tuple) -> None:
@@ -190,6 +202,7 @@ def count_copy(source: torch.Tensor, target: torch.device, non_blocking: bool) -
 
 # -- being there ---------------------------------------------------------------------------------------
 
+everything = torch.library.Library("_", "IMPL")  # for as long as the process lives
 inside = 0  # how many `with pretend()` are open: outside of them torch sees no accelerator
 
 
@@ -204,6 +217,9 @@ def set_up() -> None:
 
         def synchronize(self, device: Any = None) -> None:
             counts["waits"] += 1
+
+        def get_amp_supported_dtype(self) -> list[torch.dtype]:  # it knows no operation to cast for
+            return [torch.bfloat16, torch.float16]
 
         def get_rng_state(self, device: Any = 0) -> torch.Tensor:
             return torch.zeros(1, dtype=torch.uint8)
@@ -221,6 +237,7 @@ def set_up() -> None:
             return True
 
     backend_registration._setup_privateuseone_for_python_backend(NAME, Module(), Hooks())
+    everything.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")  # under autocast it computes as it is
 
 
 @contextmanager
@@ -238,11 +255,14 @@ def pretend() -> Iterator[Counter[str]]:
         torch.set_grad_enabled(self.before)
 
     inside += 1
+    swaps = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(True)  # `module.to` keeps its parameters, tied ones too
     torch._C._set_only_lift_cpu_tensors(True)  # `torch.tensor(..., device=...)` is made on the CPU and copied
     try:
         with Device(), patch.multiple(torch.inference_mode, __enter__=enter, __exit__=leave):
             yield counts
     finally:
         inside -= 1
+        torch.__future__.set_swap_module_params_on_conversion(swaps)
         with suppress(AttributeError):
             torch._C._set_only_lift_cpu_tensors(bool(inside))

@@ -92,7 +92,7 @@ class FastFeatureDraft(FastLlama):
     @torch.inference_mode()
     def states(self, features: torch.Tensor) -> torch.Tensor:
         """As `FeatureDraft.states`."""
-        features = features.to(self.entries.dtype)
+        features = features.to(self.entries)  # also from the target's device
         parts = [F.rms_norm(features[..., k, :], norm.shape, norm, self.eps) for k, norm in enumerate(self.norms)]
         return self.read(torch.cat(parts, -1))
 
