@@ -443,17 +443,18 @@ WAITING = {
 TEXTS = [[5, 9, 17, 3, 8, 30], [4, 21], [7, 9, 12]]
 
 
-def waits_of_rounds(drafter, rule, way, rows, gamma, count, what=WAITS):
-    """Waits and rounds of the longer of two runs that the shorter one, which begins alike, does not have."""
-    pair = a_pair("fast", drafter, True, True)
+def waits_of_rounds(drafter, rule, way, rows, gamma, count):
+    """Waits and rounds that the longer of two runs has more than the shorter one."""
+    target = fast(there("fast", 0))
+    draft = fast(there("fast", 0, 0.3)) if drafter == "model" else a_drafter(drafter, "fast", True)
+    pair = sd.Pair(target, draft, TOKENIZER)
     _, given = asked_for(drafter, way, rule, "one", "none")
-    given |= {"batch_size": rows}
+    given["batch_size"] = rows
     found = []
-    for new in (2 * (gamma + 1), 5 * (gamma + 1)):
+    for new in (4, 12):
         count.clear()
         out = sd.generate(pair, TEXTS[:rows], gamma, **given | {"max_new_tokens": new})
-        rounds = [sum(r.row == row for r in out.trace) for row in range(rows)]
-        found.append((count[what], max(rounds)))
+        found.append((count[WAITS], max(sum(r.row == row for r in out.trace) for row in range(rows))))
     (fewer, short), (more, long) = found
     assert long > short
     return more - fewer, long - short
@@ -464,31 +465,31 @@ REWRITTEN = pytest.mark.xfail(reason="the loop is being rewritten", strict=False
 
 @REWRITTEN
 @pytest.mark.parametrize("case", WAITING, ids=lambda case: "-".join(map(str, case)))
-@pytest.mark.parametrize("gamma", [2, 6])
+@pytest.mark.parametrize("gamma", [2, 5])
 def test_a_round_waits_no_more_than_so_often(case, gamma, count):
+    most = WAITING[case]
     waits, rounds = waits_of_rounds(*case, gamma, count)
-    assert 0 < waits <= WAITING[case] * rounds
+    assert 0 < waits <= most * rounds + most - 1  # the last round of the shorter run may have had nothing to draft
 
 
 def all_kept(way, rows, gamma, count, what):
     """Per round, exactly, of a draft that is the target itself: all rounds are alike, and of full length."""
     pair = sd.Pair(fast(there("fast", 0)), fast(there("fast", 0)))
     found = []
-    for rounds in (2, 5):
+    for rounds in (2, 4):
         count.clear()
         new = rounds * (gamma + 1)
         out = sd.generate(pair, TEXTS[:rows], gamma, new, **WAYS[way], eos=[], batch_size=rows)
         assert len(out.trace) == rows * rounds and out.stats.acceptance_rate == 1
         found.append(count[what])
-    assert (found[1] - found[0]) % 3 == 0
-    return (found[1] - found[0]) // 3
+    return (found[1] - found[0]) / 2
 
 
 @REWRITTEN
 @pytest.mark.parametrize("what", [WAITS, BLOCKING])
 @pytest.mark.parametrize("way", LIMIT)
 def test_waits_depend_neither_on_gamma_nor_on_the_number_of_rows(way, what, count):
-    found = {(gamma, rows): all_kept(way, rows, gamma, count, what) for gamma in (1, 2, 6) for rows in (1, 2, 3)}
+    found = {(gamma, rows): all_kept(way, rows, gamma, count, what) for gamma in (1, 4) for rows in (1, 3)}
     assert len(set(found.values())) == 1, found
 
 
