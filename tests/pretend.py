@@ -47,6 +47,7 @@ NEEDED = {
     "torch.utils.backend_registration._setup_privateuseone_for_python_backend": hasattr(
         backend_registration, "_setup_privateuseone_for_python_backend"
     ),
+    "torch._C._acc.PrivateUse1Hooks": hasattr(getattr(torch._C, "_acc", None), "PrivateUse1Hooks"),
     "torch._C._set_only_lift_cpu_tensors": hasattr(torch._C, "_set_only_lift_cpu_tensors"),
 }
 REASON = ", ".join(f"this torch has no {name}" for name, there in NEEDED.items() if not there)

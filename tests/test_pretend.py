@@ -332,13 +332,13 @@ def test_plain_decoding_writes_the_cpus_text(target, count):
         assert sd.generate_plain(a_pair(target, "lookup", True), ROWS[rows], **options).tokens == expected.tokens
 
 
-def test_a_planted_fault_is_found(count, monkeypatch):
-    """A drafter whose laws are on the CPU beside a target on the device, as if nobody had brought them there."""
-    from specdec_lib.drafters.base import Draft
-
-    monkeypatch.setattr(Draft, "q", lambda self, like: torch.full((len(self.tokens), like.shape[-1]), 0.1).double())
+@pytest.mark.parametrize("drafter", ["model", "lookup"])
+def test_a_planted_fault_is_found(drafter, count):
+    """A processor whose own numbers stay on the CPU: fine beside a target there, and nowhere else."""
+    options = {"max_new_tokens": NEW, "processors": lambda ids, scores: scores + torch.zeros(scores.shape[-1])}
+    assert sd.generate(a_pair("llama", drafter), ROWS["one"], GAMMA, **options).tokens
     with pytest.raises(RuntimeError, match="same device"):
-        sd.generate(a_pair("llama", "model", True, True), ROWS["one"], GAMMA, NEW, 1.0)
+        sd.generate(a_pair("llama", drafter, True, True), ROWS["one"], GAMMA, **options)
 
 
 # -- what else computes with models ----------------------------------------------------------------------
