@@ -63,9 +63,11 @@ def median(values: Sequence[float] | np.ndarray) -> Estimate:
 
 
 def synchronise(device: torch.device) -> None:
-    """Wait for the GPU; on a CPU nothing is under way."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    """Wait for an accelerator, of whatever kind; on a CPU nothing is under way."""
+    if device.type == "mps":  # there is one, and it takes no name
+        torch.mps.synchronize()
+    elif device.type != "cpu":
+        torch.get_device_module(device).synchronize(device)
 
 
 def pass_seconds(session: Session, positions: Sequence[int], order: random.Random, batch: int = 1) -> list[float]:
@@ -249,7 +251,7 @@ class CostMeter:
         passes, proposals = np.array(self.passes), np.array(self.proposals[draft])
         one = passes[:, 0]
         typical = np.median(passes, axis=0)
-        asynchronous = self.target.device.type == "cuda"
+        asynchronous = self.target.device.type != "cpu"
         outside = [outside_seconds(rounds, typical if asynchronous else None) for rounds in (plain, drafted)]
         return Costs(
             self.gamma,

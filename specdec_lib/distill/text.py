@@ -131,7 +131,7 @@ def write_shard(
     or int32 where the vocabulary is too large for that.
     """
     device = session.device
-    generator = torch.Generator(device).manual_seed((seed << 20) + index)
+    generator = torch.Generator().manual_seed((seed << 20) + index)  # the CPU's: the same text on every device
     choice = np.random.default_rng([seed, index]).integers(len(OPENERS), size=rows)
     turns = Turns.of(tokenizer)
     openers = [tokenizer(OPENERS[c], add_special_tokens=False)["input_ids"] if OPENERS[c] else [] for c in choice]
@@ -157,7 +157,7 @@ def write_shard(
             in_answer = torch.from_numpy(answering).to(device)
             temperature = torch.where(in_answer, 1.0, QUESTION_TEMPERATURE)[:, None]
             cumulated = (logprobs / temperature).softmax(-1).double().cumsum(-1)
-            uniform = torch.rand(rows, 1, generator=generator, device=device, dtype=torch.float64)
+            uniform = torch.rand(rows, 1, generator=generator, dtype=torch.float64).to(device)
             sampled = torch.searchsorted(cumulated, uniform * cumulated[:, -1:], right=True)[:, 0]
             greedy = in_answer & greedy_answers
             current = torch.where(greedy, indices[:, 0], sampled).cpu()

@@ -97,7 +97,8 @@ class FastFeatureDraft(FastLlama):
 
         A cache that several drafts read watches the layers of all of them, and each takes its own.
         """
-        features, columns = features.to(self.entries.dtype), list(self.watched if watched is None else watched)
+        columns = list(self.watched if watched is None else watched)
+        features = features.to(self.entries)  # also from the target's device
         mine = [features[..., columns.index(layer), :] for layer in self.watched]
         parts = [F.rms_norm(x, norm.shape, norm, self.eps) for x, norm in zip(mine, self.norms, strict=True)]
         return self.read(torch.cat(parts, -1))
