@@ -54,14 +54,14 @@ def audit(
     from ..decode import check_lengths
     from ..drafters import Sampling
     from ..report.folder import json_text, write_text
-    from .audit import check_whole
-    from .gof import checked_share
+    from ..validate import seed as checked_seed
+    from ..validate import share, whole
 
     for name, value in (("effect", effect), ("level", level), ("power", power)):
-        checked_share(name, value)
-    check_whole("seed", seed, least=0)
+        share(name, value)
+    checked_seed(seed)
     if budget is not None:
-        check_whole("budget", budget, least=1)
+        whole("budget", budget, least=1)
     check_lengths(gamma, length)
     if length < 1:
         raise SpecdecError("length must be at least 1: the block that is tested needs a token")
