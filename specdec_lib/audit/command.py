@@ -125,6 +125,7 @@ def audit_decoder(
 ) -> tuple[Verdict, dict[str, Any]]:
     """Audit an engine on a pair, at each prompt; the verdict and what it was about."""
     from ..drafters import Sampling
+    from ..generation_settings import listed, shaping
     from ..models.pair import end_tokens, vocabulary_size
     from .adapters import BlockLaw, tabular
 
@@ -141,6 +142,8 @@ def audit_decoder(
         samplers.append(block.of(make(ids, length, end)))
     rest = max(block.rest for block in blocks)
     say(f"{engine}: {pair.description}, blocks of {length} tokens, {sum(len(b.law) for b in blocks):,} outcomes")
+    if off := shaping(pair):
+        say(f"the target's {listed(off)} is switched off on both sides: what is tested is the model's own law")
     if rest:
         say(f"outcomes below {FLOOR} are grouped, up to {rest:.0%} of the law: changes within a group are not seen")
     places = list(range(len(prompts)))

@@ -17,6 +17,7 @@ import torch
 from ..drafters import ComposedDrafter, Drafter, ModelDrafter, NGramDrafter, PromptLookupDrafter
 from ..drafters.base import reads_target
 from ..errors import SpecdecError
+from ..generation_settings import listed, shaping
 from ..load import (
     TRANSLATORS,
     check_tokenizers,
@@ -155,12 +156,15 @@ def load_contest(
         refusal = f"transformers' assisted generation takes a model or prompt lookup, not a {type(drafter).__name__}"
     if assistant is not None and other:
         assistant = load_transformers(assistant.config.name_or_path, device, dtype)  # not the one that ours may run
+    if switched_off := shaping(model):
+        remark = "; ".join(filter(None, [remark, f"the target's {listed(switched_off)} is switched off for all"]))
     for theirs in [model] if assistant is None else [model, assistant]:
         if theirs is model or not other:
             pack_linears(theirs)
         # no end of text, truncation or penalty but what a run asks for
         start = {"decoder_start_token_id": theirs.config.decoder_start_token_id} if is_encoder_decoder(theirs) else {}
         theirs.generation_config = GenerationConfig(**start)
+    pair.target.generation_config = model.generation_config
     return Contest(pair, replace(pair, tokenizer=None), model, ends, assistant, lookup, translation, refusal, remark)
 
 

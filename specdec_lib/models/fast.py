@@ -160,6 +160,7 @@ class FastLlama:
     def __init__(self, model: Any, pack: bool = True):
         config = model.config
         self.config = config
+        self.generation_config = getattr(model, "generation_config", None)
         self.heads = config.num_attention_heads
         self.kv_heads = config.num_key_value_heads
         self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // self.heads
