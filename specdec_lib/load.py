@@ -18,9 +18,10 @@ from .drafters import (
 )
 from .drafters.other_tokenizer import difference
 from .errors import SpecdecError
+from .lengths import is_rule
 from .models import Pair, load_model, load_tokenizer
 from .models.drafts import has_own_tokenizer, is_draft, load_draft, packaged_drafts, read_manifest, target_hash
-from .models.pair import AUTO, PACKAGED, is_encoder_decoder, vocabulary_size
+from .models.pair import AUTO, PACKAGED, is_encoder_decoder, resolve, vocabulary_size
 
 LOOKUP = "lookup"
 TRANSLATORS: dict[str, Any] = {"text": TextDrafter, "shared": SharedVocabularyDrafter}
@@ -52,6 +53,7 @@ def load_pair(
         SpecdecError: for what is no model, a draft of another target or other tokens, a device that is not there.
     """
     draft = default_draft(target) if draft is None else draft
+    check_draft(draft)
     label = type(draft).__name__
     check_tokenizers(tokenizers)
     compared: list[str] = []  # draft models whose tokenizer was seen
@@ -61,7 +63,7 @@ def load_pair(
         beside = None if device == AUTO else device
 
         def load(name: str) -> Any:
-            source = packaged_drafts().get(name, name)
+            source = draft_source(name)
             ours = is_draft(source)
             if ours and not has_own_tokenizer(source):
                 return load_draft(source, target_hash(target), beside, dtype)
@@ -82,6 +84,14 @@ def load_pair(
     return Pair(model, draft, target_tokenizer(), description=f"target {target}, draft {label}")
 
 
+def check_draft(draft: Any) -> None:
+    """Refuse a class where one of it is meant, and a rule for the draft length."""
+    if isinstance(draft, type):
+        raise SpecdecError(f"the draft is the class {draft.__name__}: make one of it, {draft.__name__}(...)")
+    if is_rule(draft):
+        raise SpecdecError(f"the draft is a rule for the draft length, {type(draft).__name__}: give it as gamma")
+
+
 def check_tokenizers(tokenizers: str) -> None:
     if tokenizers not in TOKENIZERS:
         raise SpecdecError(f"unknown tokenizers {tokenizers!r}: use one of {', '.join(TOKENIZERS)}")
@@ -98,14 +108,9 @@ def check_used(tokenizers: str, compared: list[str], label: str) -> None:
 def own_tokenizer(name: str, source: str | os.PathLike, target_tokenizer: Callable[[], Any], tokenizers: str) -> Any:
     """The draft's tokenizer, compared with the target's by what the tokens are, not by how many there are.
 
-    None for a draft without one, which then was made for the target's.
+    Raises `SpecdecError` for a draft without one, or whose files are damaged: whose tokens it has cannot be known.
     """
-    try:
-        own = load_tokenizer(source)
-    except SpecdecError:
-        if tokenizers != "same":
-            raise
-        return None
+    own = load_tokenizer(source)
     if tokenizers == "same" and (differs := difference(own, target_tokenizer())):
         raise SpecdecError(
             f"{name} has another vocabulary than the target ({differs}): tokenizers='text' re-encodes its "
@@ -122,6 +127,24 @@ def default_draft(target: str | os.PathLike) -> str:
     if str(target) != PACKAGED:
         return LOOKUP
     return fastest({n: folder for n, folder in packaged_drafts().items() if not has_own_tokenizer(folder)}) or LOOKUP
+
+
+def draft_source(name: str) -> str | Path:
+    """The folder or the hub id behind one drafter's name.
+
+    Raises:
+        SpecdecError: at once, with what there is, for a name that is neither packaged nor a folder nor `owner/name`.
+    """
+    there = packaged_drafts()
+    if name in there:
+        return there[name]
+    try:
+        return resolve(name)
+    except SpecdecError as error:
+        known = ", ".join([LOOKUP, *there])
+        raise SpecdecError(
+            f"there is no draft {name!r}: use one of {known}, a folder, or owner/name ({error})"
+        ) from None
 
 
 def fastest(drafts: dict[str, Path]) -> str | None:
@@ -160,7 +183,7 @@ def names_of(draft: str | os.PathLike) -> list[str]:
     >>> names_of("lookup+small"), names_of("small")
     (['lookup', 'small'], ['small'])
     """
-    return [str(draft)] if Path(draft).exists() else str(draft).split("+")
+    return [str(draft)] if Path(draft).expanduser().exists() else str(draft).split("+")
 
 
 def load_drafter(draft: str | os.PathLike, load: Callable[[str], Any]) -> Any:

@@ -187,3 +187,49 @@ def test_a_name_that_can_be_no_hub_id_is_refused_before_any_network(monkeypatch)
     with refused("no model folder"):
         resolve(r"C:\models\mine")
     assert resolve("owner/name") == "owner/name"
+
+
+# -- drafts by name ------------------------------------------------------------------------------------
+
+
+def test_an_unknown_draft_is_refused_with_what_there_is(tmp_path):
+    from specdec_lib.audit.command import load_engine
+    from specdec_lib.bench.packed import load_draft
+    from specdec_lib.load import check_draft, draft_source
+
+    for door in (draft_source, load_draft, lambda name: load_engine("transformers", "packaged", name, 3, 1.0)):
+        with refused("there is no draft 'smal': use one of lookup, .*small.*, a folder, or owner/name"):
+            door("smal")
+    with refused("there is no draft 'lookup"):
+        load_engine("transformers", "packaged", "lookup+small", 3, 1.0)
+    with refused("class PromptLookupDrafter: make one"):
+        check_draft(sd.PromptLookupDrafter)
+    with refused("a rule for the draft length, Heuristic: give it as gamma"):
+        check_draft(Heuristic())
+
+
+# -- the shell -----------------------------------------------------------------------------------------
+
+
+def test_the_shells_console_shows_markup_as_it_is_written(capsys):
+    from rich.table import Table
+
+    from specdec_lib.console import shell_console
+
+    table = Table("kind [/INST]", title="[bold]x[/INST]")
+    table.add_row("[/INST] :smile:")
+    for shown in ("[/INST] :smile:", table):
+        shell_console().print(shown, style="bold")
+    out = capsys.readouterr().out
+    assert out.count("[/INST]") == 4 and out.count(":smile:") == 2
+
+
+def test_a_character_that_the_code_page_lacks_is_replaced():
+    import os
+    import subprocess
+    import sys
+
+    code = "from specdec_lib.console import *; tolerate_code_pages(); shell_console().print('hi \\U0001f600 \\ud83d')"
+    env = {**os.environ, "PYTHONIOENCODING": "cp1252"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True)
+    assert done.returncode == 0 and done.stdout.strip() == b"hi ? ?"

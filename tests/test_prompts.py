@@ -243,3 +243,36 @@ def test_a_hub_data_set_that_cannot_be_reached():
     ) as e:
         load_prompts("no-one/nothing")
     assert "\n" not in str(e.value)
+
+
+# -- known shapes --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "row, kind, content",
+    [
+        ({"question_id": 81, "category": "writing", "turns": ["One?", "Two?"]}, "writing", "One?"),
+        ({"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}, "mine", "Hi"),
+        ({"custom_id": "a", "body": {"messages": [{"role": "user", "content": "Hi"}]}}, "mine", "Hi"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]}, "mine", "Hi"),
+        ({"prompt": "a [/INST] b", "kind": "[/INST]"}, "[/INST]", "a [/INST] b"),
+    ],
+)
+def test_known_shapes_are_read(write, row, kind, content):
+    (prompt,) = load_prompts(write(row))
+    assert (prompt.kind, prompt.messages) == (kind, [{"role": "user", "content": content}])
+    assert prompt.id == str(row.get("question_id", row.get("custom_id", "mine-1")))
+
+
+def test_text_lines_with_a_byte_order_mark_and_windows_line_ends(tmp_path):
+    path = tmp_path / "lines.txt"
+    path.write_bytes("\ufeffOne?\r\n\r\nTwo\u2028three?\r\n".encode())
+    assert [p.messages[0]["content"] for p in load_prompts(path)] == ["One?", "Two\u2028three?"]
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"prompt": "One?"}\r\n\r\n{"prompt": "Two?"}\r\n')
+    assert [p.id for p in load_prompts(path)] == ["rows-1", "rows-3"]
+
+
+def test_half_a_character_is_refused_with_its_line(write):
+    with pytest.raises(SpecdecError, match="line 2: the prompt has half a character"):
+        load_prompts(write({"prompt": "hi"}, '{"prompt": "hi \\ud83d"}'))

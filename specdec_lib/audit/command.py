@@ -49,8 +49,7 @@ def audit(
     generator, and returns the tokens of the round.  It is run on small tabular models: every branch of it where its
     draws can be followed, else by sampling, where effect, level and power count.
     """
-    from rich.console import Console
-
+    from ..console import shell_console
     from ..decode import check_lengths
     from ..drafters import Sampling
     from ..report.folder import json_text, write_text
@@ -72,7 +71,7 @@ def audit(
         raise SpecdecError(f"there is no folder {json_file.absolute().parent}: make it, or name another --json file")
     how: dict[str, Any] = {"effect": effect, "level": level, "power": power}
     how |= {"budget": budget, "sequential": sequential, "seed": seed}
-    console = Console(highlight=False, soft_wrap=True)
+    console = shell_console()
     try:
         if rule is not None:
             setting: dict[str, Any] = {"rule": rule}
@@ -84,7 +83,9 @@ def audit(
             )
             result = verdict.as_dict()
     except KeyboardInterrupt:
-        Console(stderr=True).print("interrupted: an audit cut short proves nothing; a smaller --budget ends sooner")
+        shell_console(stderr=True).print(
+            "interrupted: an audit cut short proves nothing; a smaller --budget ends sooner"
+        )
         raise typer.Exit(130) from None
     console.print(result["sentence"], style="bold")
     if json_file is not None:
@@ -94,13 +95,13 @@ def audit(
 
 def watched(sampler: Callable[..., Any], expected_law: Any, contexts: list, how: dict[str, Any]) -> Verdict:
     """The audit with a progress bar on standard error."""
-    from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress
 
+    from ..console import shell_console
     from .audit import audit
 
     columns = (*Progress.get_default_columns(), MofNCompleteColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with Progress(*columns, console=shell_console(stderr=True), transient=True) as progress:
         task = progress.add_task("sampling", total=None)
 
         def tick(drawn: int, total: int) -> None:
@@ -159,8 +160,8 @@ def load_engine(
     engine: str, target: str, draft: str | None, gamma: int, temperature: float
 ) -> tuple[Any, Callable[..., Sampler]]:
     """The pair, and the function `(prompt ids, length, end) -> sampler`."""
-    from ..load import LOOKUP, fastest_model, load_pair
-    from ..models.drafts import is_draft, packaged_drafts, read_manifest
+    from ..load import LOOKUP, draft_source, fastest_model, load_pair, own_tokenizer
+    from ..models.drafts import has_own_tokenizer, is_draft, read_manifest
     from ..models.pair import PACKAGED, Pair, load_tokenizer, load_transformers
     from . import adapters
     from .remember import remembering
@@ -176,7 +177,6 @@ def load_engine(
     from transformers.utils.logging import set_verbosity_error
 
     set_verbosity_error()  # its own calls of generate give deprecation notices
-    packaged = packaged_drafts()
     if draft is None:
         draft = (fastest_model(target) if str(target) == PACKAGED else None) or LOOKUP
     settings: dict[str, Any] = {"temperature": temperature} if temperature else {"do_sample": False}
@@ -184,11 +184,13 @@ def load_engine(
     if draft == LOOKUP:
         settings["prompt_lookup_num_tokens"] = gamma
     elif draft != "none":
-        folder = packaged.get(draft, draft)
+        folder = draft_source(draft)
         if is_draft(folder) and read_manifest(folder)["kind"] != "model":
             raise SpecdecError(
                 f"transformers takes a draft model or lookup, {draft} is neither: use --draft small, or --engine ours"
             )
+        if not is_draft(folder) or has_own_tokenizer(folder):
+            own_tokenizer(draft, folder, lambda: load_tokenizer(target), "same")
         assistant = load_transformers(folder)
     model = load_transformers(target)
     pair = Pair(model, assistant, load_tokenizer(target), description=f"target {target}, draft {draft}")

@@ -71,9 +71,10 @@ def bench(
 
     Several drafts or lengths make a sweep: each pair of them is a setting of its own, timed in turns within itself.
     """
-    from rich.console import Console
+    from rich.markup import escape
     from rich.progress import Progress
 
+    from ..console import shell_console
     from ..load import default_draft
     from ..report.folder import json_text, write_text
     from ..report.reproduce import check_workers
@@ -97,11 +98,11 @@ def bench(
         raise SpecdecError("--keep notes one speed, measured here: name one draft and one gamma, without other workers")
     kept_in = manifest_of(settings[0].draft) if keep else None
 
-    console = Console(highlight=False, soft_wrap=True)
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    console = shell_console()
+    with Progress(console=shell_console(stderr=True), transient=True) as progress:
 
         def ticks(what: str, steps: int | None) -> Callable[[], None]:
-            return partial(progress.advance, progress.add_task(what, total=steps))
+            return partial(progress.advance, progress.add_task(escape(what), total=steps))
 
         if alone:
             results = [measure_setting(settings[0], ticks)]

@@ -20,9 +20,11 @@ from ..errors import SpecdecError
 from ..generation_settings import listed, shaping
 from ..load import (
     TRANSLATORS,
+    check_draft,
     check_tokenizers,
     check_used,
     default_draft,
+    draft_source,
     fastest_model,
     load_drafter,
     own_tokenizer,
@@ -178,6 +180,7 @@ def load_draft(
     """`(drafter, transformers model or None, its tokenizer or None)` of what `load_contest` takes as a draft."""
     check_tokenizers(tokenizers)
     if not isinstance(draft, (str, os.PathLike)):
+        check_draft(draft)
         if hasattr(draft, "start") and not isinstance(draft, ModelDrafter):
             check_used(tokenizers, [], type(draft).__name__)
             return draft, None, None
@@ -187,10 +190,9 @@ def load_draft(
 
     def load(name: str) -> Any:
         nonlocal own
-        source = Path(packaged_drafts().get(name, name))
-        if source.suffix == ".safetensors":
-            return NGramDrafter.load(source)
-        place = source if source.exists() else name
+        if name.endswith(".safetensors"):
+            return NGramDrafter.load(Path(name).expanduser())
+        source = place = draft_source(name)
         ours = drafts.is_draft(source)
         if not ours or drafts.has_own_tokenizer(source):
             own = own_tokenizer(name, place, target_tokenizer, tokenizers)
