@@ -44,7 +44,7 @@ class Span:
     ends: tuple[int, ...]
 
 
-def _ends(span: Span, device: torch.device) -> torch.Tensor:
+def _ends(span: Span, device: torch.device) -> Any:
     return torch.tensor(span.ends, device=device)
 
 
@@ -53,11 +53,11 @@ def _with_ends(make: Callable[[Any, Span, Any], Any]) -> Callable[[Any, Span, An
     return lambda value, span, device: make(value, span, device) if span.ends else None
 
 
-def _prompt(span: Span, device: torch.device) -> torch.Tensor:
+def _prompt(span: Span, device: torch.device) -> Any:
     return torch.tensor([span.prompt], device=device)
 
 
-def _makers() -> dict[str, Callable[[Any, Span, torch.device], Any]]:
+def _makers() -> dict[str, Callable[[Any, Span, Any], Any]]:
     """For each setting `(value, span, device) -> ` transformers' processor, in the order in which it applies them."""
     from transformers.generation import logits_process as t
 
@@ -112,7 +112,7 @@ def shaping(model_or_pair: Any) -> dict[str, Any]:
     """
     config = getattr(model_of(model_or_pair), "generation_config", None)
     found = {name: getattr(config, name, None) for name in NEUTRAL}
-    empty = (None, [], {}, ())
+    empty: tuple[Any, ...] = (None, [], {}, ())
     return {name: value for name, value in found.items() if value not in empty and value not in NEUTRAL[name]}
 
 

@@ -52,7 +52,7 @@ def number(
     Traceback (most recent call last):
     specdec_lib.errors.SpecdecError: top_p must lie in (0, 1], got '0.9'
     """
-    plain = unwrapped(value)
+    plain: Any = unwrapped(value)
     fits = not isinstance(plain, bool) and isinstance(plain, Real) and low <= plain <= high
     if not fits or math.isinf(plain) or (open_low and plain == low) or (open_high and plain == high):
         raise refused(name, interval(low, high, open_low, open_high), value, remedy)
