@@ -110,7 +110,12 @@ def own_tokenizer(name: str, source: str | os.PathLike, target_tokenizer: Callab
 
     Raises `SpecdecError` for a draft without one, or whose files are damaged: whose tokens it has cannot be known.
     """
-    own = load_tokenizer(source)
+    try:
+        own = load_tokenizer(source)
+    except SpecdecError as error:
+        raise SpecdecError(
+            f"{error}: without it nobody knows what its tokens are; save its tokenizer in its folder"
+        ) from error
     if tokenizers == "same" and (differs := difference(own, target_tokenizer())):
         raise SpecdecError(
             f"{name} has another vocabulary than the target ({differs}): tokenizers='text' re-encodes its "

@@ -53,7 +53,8 @@ def number(
     specdec_lib.errors.SpecdecError: top_p must lie in (0, 1], got '0.9'
     """
     plain: Any = unwrapped(value)
-    fits = not isinstance(plain, bool) and isinstance(plain, Real) and low <= plain <= high
+    real = not isinstance(plain, bool) and isinstance(plain, Real)
+    fits = real and low <= float(plain) <= high
     if not fits or math.isinf(plain) or (open_low and plain == low) or (open_high and plain == high):
         raise refused(name, interval(low, high, open_low, open_high), value, remedy)
     return float(plain)

@@ -233,3 +233,40 @@ def test_a_character_that_the_code_page_lacks_is_replaced():
     env = {**os.environ, "PYTHONIOENCODING": "cp1252"}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True)
     assert done.returncode == 0 and done.stdout.strip() == b"hi ? ?"
+
+
+@pytest.mark.parametrize("damage", ["absent", "damaged", "another"])
+def test_a_draft_whose_tokens_are_unknown_is_refused_by_every_door(damage, tmp_path, tiny_folder):
+    import shutil
+
+    from specdec_lib.audit.command import load_engine
+    from specdec_lib.bench.packed import load_contest
+
+    target, draft = str(tiny_folder("llama")), str(shutil.copytree(tiny_folder("llama", 1), tmp_path / "draft"))
+    file = tmp_path / "draft" / "tokenizer.json"
+    if damage == "another":
+        text = json.loads(file.read_text())
+        vocabulary = text["model"]["vocab"]
+        vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+        file.write_text(json.dumps(text))
+    elif damage == "damaged":
+        file.write_text(file.read_text()[:200])
+    else:
+        for path in [*tmp_path.glob("draft/tokenizer*"), *tmp_path.glob("draft/special*")]:
+            path.unlink()
+    message = "another vocabulary" if damage == "another" else "nobody knows what its tokens are"
+    for door in (
+        lambda: sd.load_pair(target, draft, device="cpu"),
+        lambda: load_contest(target, draft, device="cpu"),
+        lambda: load_engine("transformers", target, draft, 3, 1.0),
+    ):
+        with refused(message):
+            door()
+
+
+def test_no_verdict_on_the_time_of_nothing(tiny_folder, capsys):
+    from specdec_lib.report.attempt import attempt
+
+    attempt("hi", str(tiny_folder("llama")), "lookup", 3, 0, 0.0, None, None, 0)
+    out = capsys.readouterr().out
+    assert "no token was decoded, so there is nothing to time" in out and "times as fast" not in out
