@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         TextDrafter,
     )
     from .errors import SpecdecError
+    from .generation_settings import processors_of
     from .load import load_pair
     from .models import Pair
 
@@ -44,6 +45,7 @@ _HOME = {
     "generate": "decode",
     "generate_plain": "decode",
     "load_pair": "load",
+    "processors_of": "generation_settings",
 }
 __all__ = [
     "ComposedDrafter",
@@ -61,6 +63,7 @@ __all__ = [
     "generate",
     "generate_plain",
     "load_pair",
+    "processors_of",
 ]
 __version__ = "0.1.0"
 

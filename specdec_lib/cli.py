@@ -9,6 +9,7 @@ import typer
 
 from .audit.command import audit
 from .bench.command import bench
+from .console import tolerate_code_pages
 from .distill.command import distill
 from .errors import SpecdecError
 
@@ -80,6 +81,7 @@ def reproduce(
 
 def main() -> None:
     """The entry point: bad input is one line on standard error and exit status 2."""
+    tolerate_code_pages()
     try:
         app()
     except SpecdecError as error:

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from statistics import median
 from typing import Any, Protocol
 
-from .drafters.model import check_confidence
 from .errors import SpecdecError
 from .results import Round
+from .validate import number, whole
 
 
 class Schedule(Protocol):
@@ -49,7 +50,7 @@ class Constant:
     confidence = 0.0
 
     def __post_init__(self) -> None:
-        check_gamma(self.gamma)
+        object.__setattr__(self, "gamma", check_gamma(self.gamma))
 
     def start(self) -> Constant:
         return self
@@ -79,7 +80,7 @@ class Heuristic:
     confidence = 0.0
 
     def __post_init__(self) -> None:
-        check_gamma(self.first, "first")
+        object.__setattr__(self, "first", check_gamma(self.first, "first"))
 
     def start(self) -> _HeuristicSchedule:
         return _HeuristicSchedule(self.first)
@@ -110,8 +111,8 @@ class Confidence:
     longest: int = 20
 
     def __post_init__(self) -> None:
-        check_confidence(self.threshold)
-        check_gamma(self.longest, "longest")
+        object.__setattr__(self, "threshold", check_confidence(self.threshold))
+        object.__setattr__(self, "longest", check_gamma(self.longest, "longest"))
 
     @property
     def confidence(self) -> float:
@@ -145,8 +146,8 @@ class Fastest:
     confidence = 0.0
 
     def __post_init__(self) -> None:
-        check_gamma(self.first, "first")
-        check_gamma(self.longest, "longest")
+        for name in ("first", "longest"):
+            object.__setattr__(self, name, check_gamma(getattr(self, name), name))
         if self.first > self.longest:
             raise SpecdecError(f"first must not exceed longest, got {self.first} and {self.longest}")
 
@@ -283,17 +284,36 @@ def pass_seconds(timed: Mapping[int, Sequence[float]]) -> Callable[[int], float]
     return seconds
 
 
-def check_gamma(value: Any, name: str = "gamma") -> None:
-    """Refuse a draft length that is no whole number of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise SpecdecError(
-            f"{name} must be a whole number >= 1, got {value!r}: use generate_plain to decode without drafts"
-        )
+def check_confidence(threshold: Any) -> float:
+    """A confidence threshold as a float in [0, 1]; raises `SpecdecError`."""
+    remedy = "0 never ends a draft early, 0.4 is usual"
+    return number("a confidence threshold", threshold, 0, 1, remedy=remedy)
+
+
+def check_gamma(value: Any, name: str = "gamma") -> int:
+    """A draft length as an int; refuses what is no whole number of at least 1."""
+    return whole(name, value, 1, "use generate_plain to decode without drafts")
+
+
+def is_rule(value: Any) -> bool:
+    """Whether it is a rule for the draft length: a drafter's `start` takes arguments, a rule's none."""
+    if isinstance(value, type) or not callable(getattr(value, "start", None)) or not hasattr(value, "confidence"):
+        return False
+    try:
+        signature(value.start).bind()
+    except TypeError:
+        return False
+    return True
 
 
 def as_lengths(gamma: Any) -> Lengths:
-    """A number as the constant rule; a rule as it is."""
-    if hasattr(gamma, "start") and hasattr(gamma, "confidence"):
+    """A number as the constant rule; a rule as it is.  Raises `SpecdecError` for anything else, such as a drafter."""
+    if is_rule(gamma):
         return gamma
-    check_gamma(gamma)
-    return Constant(gamma)
+    if isinstance(gamma, type):
+        raise SpecdecError(f"gamma is the class {gamma.__name__}: make one of it, {gamma.__name__}()")
+    if hasattr(gamma, "start"):
+        raise SpecdecError(
+            f"gamma is a drafter, {type(gamma).__name__}: give it as the pair's draft, and a number or a rule as gamma"
+        )
+    return Constant(check_gamma(gamma))

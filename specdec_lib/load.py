@@ -18,9 +18,10 @@ from .drafters import (
 )
 from .drafters.other_tokenizer import difference
 from .errors import SpecdecError
+from .lengths import is_rule
 from .models import Pair, load_model, load_tokenizer
 from .models.drafts import has_own_tokenizer, is_draft, load_draft, packaged_drafts, read_manifest, target_hash
-from .models.pair import AUTO, PACKAGED, device_and_dtype, is_encoder_decoder, vocabulary_size
+from .models.pair import AUTO, PACKAGED, device_and_dtype, is_encoder_decoder, resolve, vocabulary_size
 
 LOOKUP = "lookup"
 TRANSLATORS: dict[str, Any] = {"text": TextDrafter, "shared": SharedVocabularyDrafter}
@@ -57,6 +58,7 @@ def load_pair(
     check_tokenizers(tokenizers)
     device_and_dtype(device, dtype)  # refused, if at all, before anything is read
     draft = default_draft(target) if draft is None else draft
+    check_draft(draft)
     label = type(draft).__name__
     compared: list[str] = []  # draft models whose tokenizer was seen
     target_tokenizer = cache(lambda: load_tokenizer(target, trust_remote_code=trust_remote_code))
@@ -65,7 +67,7 @@ def load_pair(
         beside = None if device == AUTO else device
 
         def load(name: str) -> Any:
-            source = packaged_drafts().get(name, name)
+            source = draft_source(name)
             ours = is_draft(source)
             if ours and not has_own_tokenizer(source):
                 return load_draft(source, target_hash(target), beside, dtype)
@@ -86,6 +88,14 @@ def load_pair(
     if compared and hasattr(draft, "config") and not (is_encoder_decoder(draft) or is_encoder_decoder(model)):
         draft = ModelDrafter(draft) if vocabulary_size(draft) != vocabulary_size(model) else draft
     return Pair(model, draft, target_tokenizer(), description=f"target {target}, draft {label}")
+
+
+def check_draft(draft: Any) -> None:
+    """Refuse a class where one of it is meant, and a rule for the draft length."""
+    if isinstance(draft, type):
+        raise SpecdecError(f"the draft is the class {draft.__name__}: make one of it, {draft.__name__}(...)")
+    if is_rule(draft):
+        raise SpecdecError(f"the draft is a rule for the draft length, {type(draft).__name__}: give it as gamma")
 
 
 def check_tokenizers(tokenizers: str) -> None:
@@ -110,14 +120,14 @@ def own_tokenizer(
 ) -> Any:
     """The draft's tokenizer, compared with the target's by what the tokens are, not by how many there are.
 
-    None for a draft without one, which then was made for the target's.
+    Raises `SpecdecError` for a draft without one, or whose files are damaged: whose tokens it has cannot be known.
     """
     try:
         own = load_tokenizer(source, trust_remote_code=trust_remote_code)
-    except SpecdecError:
-        if tokenizers != "same":
-            raise
-        return None
+    except SpecdecError as error:
+        raise SpecdecError(
+            f"{error}: without it nobody knows what its tokens are; save its tokenizer in its folder"
+        ) from error
     if tokenizers == "same" and (differs := difference(own, target_tokenizer())):
         raise SpecdecError(
             f"{name} has another vocabulary than the target ({differs}): tokenizers='text' re-encodes its "
@@ -134,6 +144,24 @@ def default_draft(target: str | os.PathLike) -> str:
     if str(target) != PACKAGED:
         return LOOKUP
     return fastest({n: folder for n, folder in packaged_drafts().items() if not has_own_tokenizer(folder)}) or LOOKUP
+
+
+def draft_source(name: str) -> str | Path:
+    """The folder or the hub id behind one drafter's name.
+
+    Raises:
+        SpecdecError: at once, with what there is, for a name that is neither packaged nor a folder nor `owner/name`.
+    """
+    there = packaged_drafts()
+    if name in there:
+        return there[name]
+    try:
+        return resolve(name)
+    except SpecdecError as error:
+        known = ", ".join([LOOKUP, *there])
+        raise SpecdecError(
+            f"there is no draft {name!r}: use one of {known}, a folder, or owner/name ({error})"
+        ) from None
 
 
 def fastest(drafts: dict[str, Path]) -> str | None:
@@ -172,7 +200,7 @@ def names_of(draft: str | os.PathLike) -> list[str]:
     >>> names_of("lookup+small"), names_of("small")
     (['lookup', 'small'], ['small'])
     """
-    return [str(draft)] if Path(draft).exists() else str(draft).split("+")
+    return [str(draft)] if Path(draft).expanduser().exists() else str(draft).split("+")
 
 
 def load_drafter(draft: str | os.PathLike, load: Callable[[str], Any]) -> Any:

@@ -50,15 +50,13 @@ def number(
     (0.5, 0.25)
     >>> number("top_p", "0.9", low=0, high=1, open_low=True)
     Traceback (most recent call last):
-    specdec_lib.errors.SpecdecError: top_p must be a number > 0 and <= 1, got '0.9'
+    specdec_lib.errors.SpecdecError: top_p must lie in (0, 1], got '0.9'
     """
-    plain = unwrapped(value)
-    fits = not isinstance(plain, bool) and isinstance(plain, Real) and low <= plain <= high
+    plain: Any = unwrapped(value)
+    real = not isinstance(plain, bool) and isinstance(plain, Real)
+    fits = real and low <= float(plain) <= high
     if not fits or math.isinf(plain) or (open_low and plain == low) or (open_high and plain == high):
-        bounds = [f"{'>' if open_low else '>='} {low:g}"] if low > -math.inf else []
-        bounds += [f"{'<' if open_high else '<='} {high:g}"] if high < math.inf else []
-        raise refused(name, " ".join(["be a", *([] if bounds else ["finite"]), "number", " and ".join(bounds)]).strip(),
-                      value, remedy)  # fmt: skip
+        raise refused(name, interval(low, high, open_low, open_high), value, remedy)
     return float(plain)
 
 
@@ -67,7 +65,7 @@ def share(name: str, value: Any, remedy: str = "") -> float:
 
     >>> share("level", 1)
     Traceback (most recent call last):
-    specdec_lib.errors.SpecdecError: level must be a number > 0 and < 1, got 1
+    specdec_lib.errors.SpecdecError: level must lie strictly between 0 and 1, got 1
     """
     return number(name, value, 0, 1, open_low=True, open_high=True, remedy=remedy)
 
@@ -93,6 +91,23 @@ def seed(value: Any, name: str = "seed") -> int:
     specdec_lib.errors.SpecdecError: seed must be a whole number >= 0, got None: leave it out for 0
     """
     return whole(name, value, remedy="leave it out for 0")
+
+
+def interval(low: float, high: float, open_low: bool, open_high: bool) -> str:
+    """What a number between two bounds must do, in words.
+
+    >>> interval(0, 1, True, False), interval(0, math.inf, True, False)
+    ('lie in (0, 1]', 'be a number > 0')
+    """
+    if math.isinf(low) and math.isinf(high):
+        return "be a finite number"
+    if math.isinf(high):
+        return f"be a number {'>' if open_low else '>='} {low:g}"
+    if math.isinf(low):
+        return f"be a number {'<' if open_high else '<='} {high:g}"
+    if open_low and open_high:
+        return f"lie strictly between {low:g} and {high:g}"
+    return f"lie in {'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"
 
 
 def refused(name: str, rule: str, value: Any, remedy: str = "") -> SpecdecError:

@@ -96,8 +96,8 @@ def test_laws_that_are_none_are_refused(law, complaint):
 @pytest.mark.parametrize(
     ("call", "complaint"),
     [
-        (lambda m: output_law("token", m, m, -1, 3), "gamma=-1"),
-        (lambda m: round_law("token", m, m, -1), "gamma=-1"),
+        (lambda m: output_law("token", m, m, -1, 3), "gamma must be a whole number >= 0, got -1"),
+        (lambda m: round_law("token", m, m, -1), "gamma must be a whole number >= 0, got -1"),
         (lambda m: output_law("token", m, m, 2, 0), "length must be at least 1"),
         (lambda m: output_law("token", m, random_model(3, 0), 2, 2), "share a vocabulary"),
         (lambda m: output_law("tokn", m, m, 2, 2), "unknown verifier 'tokn'"),

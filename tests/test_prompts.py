@@ -169,7 +169,7 @@ def test_reading_files_is_quiet_leaves_nothing_and_asks_nobody(write, tmp_path, 
         ({"prompt": 5}, r"line 2: a prompt is a text or a list of messages"),
         ({"messages": ["x"]}, r"line 2: a prompt is a text or a list of messages"),
         ({"messages": [{"role": "poet", "content": "x"}]}, r"line 2: .* roles system, user, assistant"),
-        ({"messages": [{"role": "user", "content": None}]}, r"line 2: a prompt is a text or a list of messages"),
+        ({"messages": [{"role": "user", "content": None}]}, r"line 2: the prompt is empty"),
         ({"prompt": " \n"}, r"line 2: the prompt is empty"),
         ({"messages": []}, r"line 2: the prompt is empty"),
         ({"messages": [{"role": "assistant", "content": "x"}]}, r"line 2: the last message is the assistant's"),
@@ -243,3 +243,36 @@ def test_a_hub_data_set_that_cannot_be_reached():
     ) as e:
         load_prompts("no-one/nothing")
     assert "\n" not in str(e.value)
+
+
+# -- known shapes --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "row, kind, content",
+    [
+        ({"question_id": 81, "category": "writing", "turns": ["One?", "Two?"]}, "writing", "One?"),
+        ({"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}, "mine", "Hi"),
+        ({"custom_id": "a", "body": {"messages": [{"role": "user", "content": "Hi"}]}}, "mine", "Hi"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]}, "mine", "Hi"),
+        ({"prompt": "a [/INST] b", "kind": "[/INST]"}, "[/INST]", "a [/INST] b"),
+    ],
+)
+def test_known_shapes_are_read(write, row, kind, content):
+    (prompt,) = load_prompts(write(row))
+    assert (prompt.kind, prompt.messages) == (kind, [{"role": "user", "content": content}])
+    assert prompt.id == str(row.get("question_id", row.get("custom_id", "mine-1")))
+
+
+def test_text_lines_with_a_byte_order_mark_and_windows_line_ends(tmp_path):
+    path = tmp_path / "lines.txt"
+    path.write_bytes("\ufeffOne?\r\n\r\nTwo\u2028three?\r\n".encode())
+    assert [p.messages[0]["content"] for p in load_prompts(path)] == ["One?", "Two\u2028three?"]
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"prompt": "One?"}\r\n\r\n{"prompt": "Two?"}\r\n')
+    assert [p.id for p in load_prompts(path)] == ["rows-1", "rows-3"]
+
+
+def test_half_a_character_is_refused_with_its_line(write):
+    with pytest.raises(SpecdecError, match="line 2: the prompt has half a character"):
+        load_prompts(write({"prompt": "hi"}, '{"prompt": "hi \\ud83d"}'))

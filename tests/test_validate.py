@@ -43,14 +43,14 @@ def test_numbers_of_every_library_become_a_float(value):
 @pytest.mark.parametrize("value", NO_NUMBERS)
 def test_what_is_no_number_is_refused_in_one_line(value):
     for check in (whole, number, share):
-        with pytest.raises(SpecdecError, match=r"^x must be a .*number.*, got ") as caught:
+        with pytest.raises(SpecdecError, match=r"^x must .*, got ") as caught:
             check("x", value)
         assert "\n" not in str(caught.value) and len(str(caught.value)) < 160
 
 
 @pytest.mark.parametrize("value", [2, np.int64(2), float("inf"), -1])
 def test_bounds(value):
-    with pytest.raises(SpecdecError, match=r"x must be a number >= 0 and < 2, got .*: try 1$"):
+    with pytest.raises(SpecdecError, match=r"x must lie in \[0, 2\), got .*: try 1$"):
         number("x", value, 0, 2, open_high=True, remedy="try 1")
     assert number("x", 0, 0, 2) == 0 and number("x", 2, 0, 2) == 2
     with pytest.raises(SpecdecError, match="x must be a finite number, got inf"):

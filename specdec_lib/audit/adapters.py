@@ -19,8 +19,10 @@ from ..errors import SpecdecError
 from ..exact import TabularModel
 from ..exact.law import SequenceLaw, cut_after_end
 from ..exact.models import stacked
+from ..generation_settings import neutral
 from ..models.pair import Pair, vocabulary_size
 from ..models.session import open_session
+from ..validate import number, whole
 
 Sampler = Callable[[int, int], list[tuple[int, ...]]]
 
@@ -69,11 +71,8 @@ class BlockLaw:
     """
 
     def __init__(self, target: TabularModel, length: int, floor: float = 0.0):
-        if length < 1:
-            raise SpecdecError(f"a block needs at least one token, got length {length}")
-        if not 0 <= floor < 1:
-            raise SpecdecError(f"the floor must be a probability below 1, got {floor!r}: 0 groups nothing")
-        self.target, self.length, self.floor = target, length, floor
+        self.target, self.length = target, whole("length", length, 1, "a block needs at least one token")
+        self.floor = number("floor", floor, 0, 1, open_high=True, remedy="0 groups nothing")
         self.law: SequenceLaw = {}
         self._grow((), 1.0)
         if set(self.law) == {(REST,)}:
@@ -172,11 +171,11 @@ def transformers(
         assistant: a smaller one, for `assistant_model`.
         gamma: tokens that the assistant proposes (`num_assistant_tokens`, schedule constant).
         threshold: `assistant_confidence_threshold`, below which it stops; None keeps the library's default.
-        settings: what else `generate` takes, such as `prompt_lookup_num_tokens` or `assistant_ensemble_weight`.
+        settings: what else `generate` takes, such as `prompt_lookup_num_tokens` or `assistant_ensemble_weight`.  The
+            models' own generation settings are off, since the expected law is the model's own.
     """
     one_by_one = assistant is not None or "prompt_lookup_num_tokens" in settings
     decoded = max(length, 2) if one_by_one else length
-    # everything that generation configs may hold otherwise is set: the law must be the model's own
     fixed: dict[str, Any] = {
         "do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "max_new_tokens": decoded,
         "eos_token_id": end, "pad_token_id": 0,
@@ -190,7 +189,8 @@ def transformers(
         mask = torch.ones_like(ids)
         rows: list[list[int]] = []
         devices = [model.device] if model.device.type == "cuda" else []
-        with torch.random.fork_rng(devices), torch.inference_mode(), assisting(assistant, gamma, threshold):
+        quiet, told = neutral(model, assistant), assisting(assistant, gamma, threshold)
+        with torch.random.fork_rng(devices), torch.inference_mode(), quiet, told:
             torch.manual_seed(seed)
             for _ in range(n if one_by_one else 1):
                 many = {} if one_by_one else {"num_return_sequences": n}
@@ -206,12 +206,13 @@ class assisting:
     """While it is open, the assistant proposes `gamma` tokens: `transformers` reads that from the assistant alone."""
 
     def __init__(self, assistant: Any, gamma: int, threshold: float | None):
-        self.config = getattr(assistant, "generation_config", None)
+        self.assistant = assistant
         self.wanted: dict[str, Any] = {"num_assistant_tokens": gamma, "num_assistant_tokens_schedule": "constant"}
         if threshold is not None:
             self.wanted["assistant_confidence_threshold"] = threshold
 
     def __enter__(self) -> None:
+        self.config = getattr(self.assistant, "generation_config", None)
         if self.config is not None:
             self.kept = {name: getattr(self.config, name, None) for name in self.wanted}
             self.config.update(**self.wanted)

@@ -19,10 +19,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ..errors import SpecdecError
+from ..validate import seed as checked_seed
+from ..validate import share, whole
 from .gof import (
     Fit,
     checked_law,
-    checked_share,
     goodness_of_fit,
     holm,
     log_e_value,
@@ -152,10 +153,10 @@ def audit(
     >>> print(audit(fair, [0.25] * 4, effect=0.1, budget=100).sentence.partition("; ")[2])
     949 samples are needed, or an effect of 0.31
     """
-    level, effect, power = checked_share("level", level), checked_share("effect", effect), checked_share("power", power)
-    check_whole("seed", seed, least=0)
+    level, effect, power = share("level", level), share("effect", effect), share("power", power)
+    seed = checked_seed(seed)
     if budget is not None:
-        check_whole("budget", budget, least=1)
+        budget = whole("budget", budget, least=1)
     check_call(sampler, with_contexts=contexts is not None)
     places = [None] if contexts is None else list(contexts)
     if not places:
@@ -226,11 +227,6 @@ def p_value_so_far(counts: np.ndarray, p: np.ndarray, effect: float) -> float:
 
 
 # -- what came in --------------------------------------------------------------------------------------
-
-
-def check_whole(name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-        raise SpecdecError(f"{name} must be a whole number >= {least}, got {value!r}")
 
 
 def check_call(sampler: Any, with_contexts: bool) -> None:

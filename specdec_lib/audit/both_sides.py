@@ -15,6 +15,7 @@ import transformers
 
 from ..decode import Round, generate
 from ..errors import SpecdecError, first_line
+from ..generation_settings import neutral
 from ..models.pair import Pair, fast
 
 HONOURED, IGNORED, REFUSED, BREAKS = WORDS = ("honoured", "silently ignored", "refused", "breaks")
@@ -140,7 +141,8 @@ def written(model: Any, prompt: list[int], **settings: Any) -> list[int]:
     """The new tokens of transformers' `generate`: greedy, `LENGTH` of them, unless told otherwise."""
     ids = torch.tensor([prompt], device=model.device)
     fixed: dict[str, Any] = {"do_sample": False, "max_new_tokens": LENGTH, "eos_token_id": None, "pad_token_id": 0}
-    return model.generate(ids, attention_mask=torch.ones_like(ids), **fixed | settings)[0, len(prompt) :].tolist()
+    with neutral(model):
+        return model.generate(ids, attention_mask=torch.ones_like(ids), **fixed | settings)[0, len(prompt) :].tolist()
 
 
 # -- tiny models -------------------------------------------------------------------------------------------

@@ -54,20 +54,19 @@ def audit(
     generator, and returns the tokens of the round.  It is run on small tabular models: every branch of it where its
     draws can be followed, else by sampling, where effect, level and power count.
     """
-    from rich.console import Console
-
+    from ..console import shell_console
     from ..decode import check_lengths
     from ..drafters import Sampling
     from ..report.folder import json_text, write_text
-    from .audit import check_whole
+    from ..validate import seed as checked_seed
+    from ..validate import share, whole
     from .enumeration import Unenumerable
-    from .gof import checked_share
 
     for name, value in (("effect", effect), ("level", level), ("power", power)):
-        checked_share(name, value)
-    check_whole("seed", seed, least=0)
+        share(name, value)
+    checked_seed(seed)
     if budget is not None:
-        check_whole("budget", budget, least=1)
+        whole("budget", budget, least=1)
     check_lengths(gamma, length)
     if length < 1:
         raise SpecdecError("length must be at least 1: the block that is tested needs a token")
@@ -78,7 +77,7 @@ def audit(
         raise SpecdecError(f"there is no folder {json_file.absolute().parent}: make it, or name another --json file")
     how: dict[str, Any] = {"effect": effect, "level": level, "power": power}
     how |= {"budget": budget, "sequential": sequential, "seed": seed}
-    console = Console(highlight=False, soft_wrap=True)
+    console = shell_console()
     try:
         if rule is not None:
             setting: dict[str, Any] = {"rule": rule}
@@ -95,7 +94,9 @@ def audit(
             )  # fmt: skip
             result = verdict.as_dict()
     except KeyboardInterrupt:
-        Console(stderr=True).print("interrupted: an audit cut short proves nothing; a smaller --budget ends sooner")
+        shell_console(stderr=True).print(
+            "interrupted: an audit cut short proves nothing; a smaller --budget ends sooner"
+        )
         raise typer.Exit(130) from None
     console.print(result["sentence"], style="bold")
     if json_file is not None:
@@ -105,13 +106,13 @@ def audit(
 
 def watched(sampler: Callable[..., Any], expected_law: Any, contexts: list, how: dict[str, Any]) -> Verdict:
     """The audit with a progress bar on standard error."""
-    from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress
 
+    from ..console import shell_console
     from .audit import audit
 
     columns = (*Progress.get_default_columns(), MofNCompleteColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with Progress(*columns, console=shell_console(stderr=True), transient=True) as progress:
         task = progress.add_task("sampling", total=None)
 
         def tick(drawn: int, total: int) -> None:
@@ -137,6 +138,7 @@ def audit_decoder(
 ) -> tuple[Verdict, dict[str, Any]]:
     """Audit an engine on a pair, at each prompt; the verdict and what it was about."""
     from ..drafters import Sampling
+    from ..generation_settings import listed, shaping
     from ..models.pair import end_tokens, vocabulary_size
     from .adapters import BlockLaw, tabular
 
@@ -153,6 +155,8 @@ def audit_decoder(
         samplers.append(block.of(make(ids, length, end)))
     rest = max(block.rest for block in blocks)
     say(f"{engine}: {pair.description}, blocks of {length} tokens, {sum(len(b.law) for b in blocks):,} outcomes")
+    if off := shaping(pair):
+        say(f"the target's {listed(off)} is switched off on both sides: what is tested is the model's own law")
     if rest:
         say(f"outcomes below {FLOOR} are grouped, up to {rest:.0%} of the law: changes within a group are not seen")
     places = list(range(len(prompts)))
@@ -168,8 +172,8 @@ def load_engine(
     engine: str, target: str, draft: str | None, gamma: int, temperature: float, trust_remote_code: bool = False
 ) -> tuple[Any, Callable[..., Sampler]]:
     """The pair, and the function `(prompt ids, length, end) -> sampler`."""
-    from ..load import LOOKUP, fastest_model, load_pair
-    from ..models.drafts import is_draft, packaged_drafts, read_manifest
+    from ..load import LOOKUP, draft_source, fastest_model, load_pair, own_tokenizer
+    from ..models.drafts import has_own_tokenizer, is_draft, read_manifest
     from ..models.pair import PACKAGED, Pair, load_tokenizer, load_transformers
     from . import adapters
     from .remember import remembering
@@ -185,7 +189,6 @@ def load_engine(
     from transformers.utils.logging import set_verbosity_error
 
     set_verbosity_error()  # its own calls of generate give deprecation notices
-    packaged = packaged_drafts()
     if draft is None:
         draft = (fastest_model(target) if str(target) == PACKAGED else None) or LOOKUP
     settings: dict[str, Any] = {"temperature": temperature} if temperature else {"do_sample": False}
@@ -193,11 +196,16 @@ def load_engine(
     if draft == LOOKUP:
         settings["prompt_lookup_num_tokens"] = gamma
     elif draft != "none":
-        folder = packaged.get(draft, draft)
+        folder = draft_source(draft)
         if is_draft(folder) and read_manifest(folder)["kind"] != "model":
             raise SpecdecError(
                 f"transformers takes a draft model or lookup, {draft} is neither: use --draft small, or --engine ours"
             )
+        if not is_draft(folder) or has_own_tokenizer(folder):
+            own_tokenizer(
+                draft, folder, lambda: load_tokenizer(target, trust_remote_code=trust_remote_code), "same",
+                trust_remote_code,
+            )  # fmt: skip
         assistant = load_transformers(folder, trust_remote_code=trust_remote_code)
     model = load_transformers(target, trust_remote_code=trust_remote_code)
     tokenizer = load_tokenizer(target, trust_remote_code=trust_remote_code)

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
-from numbers import Real
 
 import numpy as np
 
 from ..errors import SpecdecError
+from ..validate import share
 
 LEAST = 10  # expected count of a bin; the usual rule of 5 is made for level 0.05, ours go far below
 FEWEST = 13  # samples that chi-squared needs at least, from scipy's documentation
@@ -44,13 +44,6 @@ def checked_law(law: Sequence[float] | np.ndarray) -> np.ndarray:
     if not abs(total - 1) <= 1e-6:
         raise SpecdecError(f"the expected law sums to {total:g}, not to 1: normalise it, or add the missing outcomes")
     return p / total
-
-
-def checked_share(name: str, value: float) -> float:
-    """A level, power or effect: a number strictly between 0 and 1."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < 1:
-        raise SpecdecError(f"{name} must lie strictly between 0 and 1, got {value!r}")
-    return float(value)
 
 
 # -- bins ----------------------------------------------------------------------------------------------
@@ -279,7 +272,7 @@ def required_samples(law: Sequence[float] | np.ndarray, effect: float, level: fl
     """
     p = checked_law(law)
     for name, value in (("effect", effect), ("level", level), ("power", power)):
-        checked_share(name, value)
+        share(name, value)
     enough = lambda n: visible_effect(p, n, level, power) <= effect  # noqa: E731
     high = 1
     while not enough(high):

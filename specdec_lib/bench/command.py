@@ -81,9 +81,10 @@ def bench(
     Several drafts or lengths make a sweep: each pair of them is a setting of its own, timed in turns within itself.
     Interrupted, by Ctrl-C or SIGTERM, it shows and writes what is done; the exit status is then 130 or 143.
     """
-    from rich.console import Console
+    from rich.markup import escape
     from rich.progress import Progress
 
+    from ..console import shell_console
     from ..interrupt import Terminated, exit_status, sigterm_interrupts
     from ..load import default_draft
     from ..report.folder import json_text, write_text
@@ -120,8 +121,8 @@ def bench(
         raise SpecdecError("--keep notes one speed, measured here: name one draft and one gamma, without other workers")
     kept_in = manifest_of(settings[0].draft) if keep else None
 
-    console = Console(highlight=False, soft_wrap=True)
-    waiting = Console(stderr=True, highlight=False, soft_wrap=True)
+    console = shell_console()
+    waiting = shell_console(stderr=True)
     done: dict[Setting, dict[str, Any]] = {}
     status = 0
     with sigterm_interrupts() as terminated:
@@ -130,7 +131,7 @@ def bench(
             def ticks(what: str, steps: int | None) -> Callable[[], None]:
                 if not waiting.is_terminal:
                     return lines(what, steps, waiting.print)
-                return partial(progress.advance, progress.add_task(what, total=steps))
+                return partial(progress.advance, progress.add_task(escape(what), total=steps))
 
             try:
                 if alone:

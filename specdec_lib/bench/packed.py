@@ -16,11 +16,14 @@ import torch
 
 from ..drafters import ComposedDrafter, Drafter, ModelDrafter, NGramDrafter, PromptLookupDrafter
 from ..errors import SpecdecError
+from ..generation_settings import listed, shaping
 from ..load import (
     TRANSLATORS,
+    check_draft,
     check_tokenizers,
     check_used,
     default_draft,
+    draft_source,
     fastest_model,
     load_drafter,
     own_tokenizer,
@@ -154,12 +157,15 @@ def load_contest(
     if assistant is not None and other:
         place = assistant.config.name_or_path  # not the one that ours may run
         assistant = load_transformers(place, device, dtype, trust_remote_code=trust_remote_code)
+    if switched_off := shaping(model):
+        remark = "; ".join(filter(None, [remark, f"the target's {listed(switched_off)} is switched off for all"]))
     for theirs in [model] if assistant is None else [model, assistant]:
         if theirs is model or not other:
             pack_linears(theirs)
         # no end of text, truncation or penalty but what a run asks for
         start = {"decoder_start_token_id": theirs.config.decoder_start_token_id} if is_encoder_decoder(theirs) else {}
         theirs.generation_config = GenerationConfig(**start)
+    pair.target.generation_config = model.generation_config
     return Contest(pair, replace(pair, tokenizer=None), model, ends, assistant, lookup, translation, refusal, remark)
 
 
@@ -174,6 +180,7 @@ def load_draft(
     """`(drafter, transformers model or None, its tokenizer or None)` of what `load_contest` takes as a draft."""
     check_tokenizers(tokenizers)
     if not isinstance(draft, (str, os.PathLike)):
+        check_draft(draft)
         if isinstance(draft, Drafter) and not isinstance(draft, ModelDrafter):
             check_used(tokenizers, [], type(draft).__name__)
             return draft, None, None
@@ -183,10 +190,9 @@ def load_draft(
 
     def load(name: str) -> Any:
         nonlocal own
-        source = Path(packaged_drafts().get(name, name))
-        if source.suffix == ".safetensors":
-            return NGramDrafter.load(source)
-        place = source if source.exists() else name
+        if name.endswith(".safetensors"):
+            return NGramDrafter.load(Path(name).expanduser())
+        source = place = draft_source(name)
         ours = drafts.is_draft(source)
         if not ours or drafts.has_own_tokenizer(source):
             own = own_tokenizer(name, place, target_tokenizer, tokenizers, trust_remote_code)

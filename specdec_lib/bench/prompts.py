@@ -6,11 +6,9 @@ with `id` and `kind` if it likes.  `data/prompts/README.md` describes the packag
 
 from __future__ import annotations
 
-import glob
 import json
 import os
 import random
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import SpecdecError
+from ..prompts import as_messages, check_text
 
 PACKAGED = Path(__file__).parents[2] / "data" / "prompts"
 ROLES = ("system", "user", "assistant")
+SPEAKERS = {"human": "user", "gpt": "assistant"}  # ShareGPT's names
 
 
 @dataclass(frozen=True)
@@ -104,12 +104,18 @@ def _refuse_repeated_ids(prompts: list[Prompt]) -> None:
 
 def _prompt(where: str, row: dict[str, Any], column: str | None) -> Prompt:
     """The row as a prompt; `where` names it in errors."""
-    names = [column] if column else ["messages", "prompt"]
-    content = next((value for name in names if (value := _value(row, name)) is not None), None)
+    content = _value(row, column) if column else _content(row)
+    if isinstance(content, str):
+        check_text(f"{where}: the prompt", content)
     if content is None:
         wanted = f'no "{column}"' if column else 'neither "prompt" nor "messages"'
         raise SpecdecError(f"{where}: {wanted} in this row, which has {', '.join(row)}: add it or name the column")
     messages = [{"role": "user", "content": content}] if isinstance(content, str) else content
+    if isinstance(messages, list) and messages and all(isinstance(message, dict) for message in messages):
+        try:
+            messages = as_messages(messages)
+        except SpecdecError as error:
+            raise SpecdecError(f"{where}: {error}") from None
     if not isinstance(messages, list) or not all(_is_message(message) for message in messages):
         raise SpecdecError(
             f"{where}: a prompt is a text or a list of messages: "
@@ -121,6 +127,33 @@ def _prompt(where: str, row: dict[str, Any], column: str | None) -> Prompt:
         raise SpecdecError(f"{where}: the last message is the {messages[-1]['role']}'s: end with one of the user's")
     turns = [{"role": message["role"], "content": message["content"]} for message in messages]
     return Prompt(str(row["id"]), str(row["kind"]), turns)
+
+
+def _content(row: dict[str, Any]) -> Any:
+    """Where known shapes keep a prompt: a text or messages; None for none of them.
+
+    Ours (`messages`, `prompt`), Spec-Bench and MT-bench (`turns`, of which the first is asked), ShareGPT
+    (`conversations`, up to the last human turn), OpenAI's batches (`body`).
+
+    >>> _content({"turns": ["One?", "Two?"]}), _content({"body": {"messages": [{"role": "user", "content": "Hi"}]}})
+    ('One?', [{'role': 'user', 'content': 'Hi'}])
+    >>> _content({"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]})
+    [{'role': 'user', 'content': 'Hi'}]
+    """
+    for name in ("messages", "prompt"):
+        if row.get(name) is not None:
+            return row[name]
+    if isinstance(row.get("turns"), list) and row["turns"]:
+        return row["turns"][0]
+    if isinstance(row.get("body"), dict):
+        return _content(row["body"])
+    said = row.get("conversations", row.get("conversation"))
+    if not isinstance(said, list) or not all(isinstance(turn, dict) for turn in said):
+        return None
+    turns = [{"role": SPEAKERS.get(t.get("from"), t.get("from")), "content": t.get("value")} for t in said]
+    while turns and turns[-1]["role"] == "assistant":
+        turns.pop()
+    return turns
 
 
 def _value(row: dict[str, Any], column: str) -> Any:
@@ -141,7 +174,17 @@ def _is_message(message: Any) -> bool:
 
 def _with_defaults(row: dict[str, Any], name: str, number: int) -> dict[str, Any]:
     """The row without its empty fields, called `name-number` and of the kind `name` unless it says otherwise."""
-    return {"id": f"{name}-{number}", "kind": name} | {key: value for key, value in row.items() if value is not None}
+    return {"id": f"{name}-{number}", "kind": name} | _named(row)
+
+
+def _named(row: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a row, with the names that Spec-Bench and OpenAI give to `id` and `kind`."""
+    given = {key: value for key, value in row.items() if value is not None}
+    for ours, names in {"id": ("question_id", "custom_id"), "kind": ("category",)}.items():
+        found = next((given[name] for name in names if name in given), None)
+        if ours not in given and found is not None:
+            given[ours] = found
+    return given
 
 
 # -- where rows come from ------------------------------------------------------------------------------
@@ -165,21 +208,20 @@ def _rows(source: str | Path | None, split: str) -> Iterator[tuple[str, dict[str
 
 
 def _may_be_a_hub_name(source: str) -> bool:
-    return not (source.endswith((".jsonl", ".json")) or source.startswith((".", "~")) or os.path.isabs(source))
+    return not (source.endswith((".jsonl", ".json", ".txt")) or source.startswith((".", "~")) or os.path.isabs(source))
 
 
 def _file_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The lines of a JSONL file, each parsed by itself.
-
-    The "text" builder and not "json": that one guesses one type for a whole column (a column of dates comes back
-    as timestamps, files with different columns do not mix) and does not say which line it could not read.
-    """
+    """The lines of a JSONL file, or of a text file with a prompt on each line."""
     empty = True
     for number, line in enumerate(_lines(path), start=1):
         if not line.strip():
             continue
         empty = False
         where = f"{path}, line {number}"
+        if path.suffix == ".txt":
+            yield where, _with_defaults({"prompt": line.strip()}, path.stem, number)
+            continue
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
@@ -192,17 +234,10 @@ def _file_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _lines(path: Path) -> list[str]:
-    if not path.stat().st_size:
-        return []  # the builder cannot make a table of nothing
-    # A cache of its own, gone afterwards: nothing is left in the user's folders, and an edited file is read anew.
-    # `Dataset.from_text` is what `load_dataset("text")` ends in, less a request to the hub that counts downloads.
-    with tempfile.TemporaryDirectory() as cache, _quiet_datasets() as datasets:
-        pattern = glob.escape(str(path.resolve()))
-        try:
-            table = datasets.Dataset.from_text(pattern, cache_dir=cache, keep_in_memory=True, encoding="utf-8-sig")
-        except datasets.exceptions.DatasetGenerationError as error:
-            raise SpecdecError(f"cannot read {path} ({error.__cause__}): save it as UTF-8 text") from None
-        return table["text"][:]
+    try:
+        return path.read_text(encoding="utf-8-sig").split("\n")  # a line may hold any other separator of Unicode
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecdecError(f"cannot read {path} ({error}): save it as UTF-8 text") from None
 
 
 def _hub_rows(source: str, split: str) -> Iterator[tuple[str, dict[str, Any]]]:

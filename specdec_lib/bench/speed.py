@@ -106,7 +106,12 @@ def race(
     if not prompts:
         raise SpecdecError("no prompt to measure on: give at least one")
     limit = context_length(contest.pair.target)
-    encoded = [(prompt, contest.pair.encode(prompt.messages)) for prompt in in_turn(prompts)]
+    encoded = []
+    for prompt in in_turn(prompts):
+        try:
+            encoded.append((prompt, contest.pair.encode(prompt.messages)))
+        except SpecdecError as error:
+            raise SpecdecError(f"prompt {prompt.id}: {error}") from None
     for prompt, ids in encoded:
         if max_new_tokens > room(contest.pair.target, ids):
             raise SpecdecError(

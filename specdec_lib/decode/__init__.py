@@ -15,12 +15,14 @@ import torch
 from .. import validate
 from ..drafters import Drafter, as_drafter
 from ..errors import SpecdecError
+from ..generation_settings import bound, span_of, warn_of_settings
 from ..lengths import Constant, Lengths, as_lengths, check_gamma
 from ..models.pair import Pair, end_tokens, is_encoder_decoder, start_marker, vocabulary_size
 from ..models.seq2seq import DecoderView, start_token
 from ..models.session import device_of
 from ..models.support import check_decoder, check_rows, decoding, new_tokens
-from ..processing import NoEndBefore
+from ..processing import NoEndBefore, Processor
+from ..prompts import as_list, encode_all
 from ..results import Generation, Round, Stats, summarise
 from ..stopping import Stopping, TextStream
 from ..verify import VERIFIERS, Verifier, get_verifier
@@ -77,6 +79,10 @@ def generate(
     Raises:
         SpecdecError: for input that cannot be used, before any decoding; while it decodes, for a drafter that breaks
             its promise, logits that are no numbers, and processors that leave no token.
+
+    The model's own generation settings are not applied.  Those that shape the distribution, such as a repetition
+    penalty, are named in one warning: `processors=sd.processors_of(pair)` applies them, `processors=[]` silences it.
+    Its temperature, truncations and beams are never taken over.
     """
     given = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p}
     given |= {"min_p": min_p, "seed": seed, "eos": eos, "on_round": on_round}
@@ -159,14 +165,13 @@ def run(
     models = [pair.target, *(drafter.models if drafter is not None else [])]
     for model in models:
         (check_rows if asked.batch_size > 1 or drafts > 1 else check_decoder)(model)
-    ends, stopping, params = requested(pair, asked)
+    ends, stopping = requested(pair, asked)
+    params = asked.params
+    warn_of_settings(pair, asked.processors)
     texts = []
-    for index, ids in enumerate([pair.encode(prompt) for prompt in as_list(prompts)]):
+    for index, ids in enumerate(encode_all(pair, prompts)):
         length = new_tokens(pair.target, ids, asked.max_new_tokens, asked.min_new_tokens)
-        how = params
-        if asked.min_new_tokens and ends:
-            first = NoEndBefore(len(ids) + asked.min_new_tokens, ends)
-            how = replace(params, processors=(first, *params.processors))
+        how = replace(params, processors=own_processors(pair, asked, ids, length, ends))
         at_end = "context" if asked.max_new_tokens is None else "length"
         texts.append(Text(index, list(ids), len(ids), length, how, Random(f"{asked.seed}/{index}"), stopping.begin(ids), at_end))
 
@@ -188,19 +193,31 @@ def run(
     return result(texts, traces, stopping, perf_counter() - start)
 
 
-def requested(pair: Pair, asked: DecodeOptions) -> tuple[tuple[int, ...], Stopping, Any]:
-    """The ids that end a text, what else ends it, and how it is sampled, for this pair."""
+def requested(pair: Pair, asked: DecodeOptions) -> tuple[tuple[int, ...], Stopping]:
+    """The ids that end a text, and what else ends it, for this pair."""
     vocabulary = vocabulary_size(pair.target)
     ends = tuple(end_tokens(pair)) if asked.eos is None else tuple(asked.eos)
     if asked.eos is not None and (bad := [e for e in ends if e >= vocabulary]):
         raise SpecdecError(f"eos must be ids below the vocabulary's {vocabulary}, got {bad[0]!r}: give [] for none")
     stopping = Stopping.of(pair.tokenizer, ends, asked.stop, asked.criteria, device_of(pair.target))
-    params = asked.params
-    if is_encoder_decoder(pair.target):
-        view = partial(DecoderView, marker=start_marker(pair.target), start=start_token(pair.target))
-        params = replace(params, processors=tuple(map(view, params.processors)))
-        stopping = replace(stopping, criteria=tuple(map(view, stopping.criteria)))
-    return ends, stopping, params
+    stopping = replace(stopping, criteria=as_shown(pair.target, stopping.criteria))
+    return ends, stopping
+
+
+def own_processors(
+    pair: Pair, asked: DecodeOptions, ids: list[int], length: int, ends: tuple[int, ...]
+) -> tuple[Processor, ...]:
+    """The processors of one text: no end before it is long enough, then those that were asked for."""
+    first = (NoEndBefore(len(ids) + asked.min_new_tokens, ends),) if asked.min_new_tokens and ends else ()
+    return *first, *as_shown(pair.target, bound(asked.params.processors, span_of(pair, ids, length, ends)))
+
+
+def as_shown(target: Any, functions: Sequence[Any]) -> tuple[Any, ...]:
+    """Processors or criteria as they are; for an encoder-decoder shown the output alone, as transformers shows it."""
+    if not is_encoder_decoder(target):
+        return tuple(functions)
+    view = partial(DecoderView, marker=start_marker(target), start=start_token(target))
+    return tuple(map(view, functions))
 
 
 def result(texts: list[Text], traces: list[list[Round]], stopping: Stopping, seconds: float) -> Generation:
@@ -218,19 +235,3 @@ def result(texts: list[Text], traces: list[list[Round]], stopping: Stopping, sec
         parts,
         [text.ended or text.at_end for text in texts],
     )
-
-
-def as_list(prompts: Any) -> list:
-    """A list of prompts from one prompt or several."""
-    if isinstance(prompts, (torch.Tensor, np.ndarray)):
-        if not prompts.ndim or 0 in prompts.shape:
-            raise SpecdecError(f"no prompt: got an array of shape {tuple(prompts.shape)}, give ids [n] or [prompts, n]")
-        return [prompts] if prompts.ndim == 1 else list(prompts)
-    if isinstance(prompts, str):
-        return [prompts]
-    if isinstance(prompts, (list, tuple)) and len(prompts):
-        first = validate.unwrapped(prompts[0])
-        if isinstance(first, (int, dict)):
-            return [list(prompts)]
-        return list(prompts)
-    raise SpecdecError("no prompt: give a text, chat messages, token ids, or a list of them")

@@ -62,7 +62,7 @@ class DecodeOptions:
             "batch_size": validate.whole("batch_size", self.batch_size, 1),
             "seed": validate.seed(self.seed),
             "logprobs": validate.flag("logprobs", self.logprobs),
-            "processors": as_processors(self.processors),
+            "processors": None if self.processors is None else as_processors(self.processors),
         }
         if self.max_new_tokens is not None:
             checked["max_new_tokens"] = validate.whole("max_new_tokens", self.max_new_tokens)
@@ -86,4 +86,4 @@ class DecodeOptions:
     @property
     def params(self) -> SamplingParams:
         """How tokens are sampled, processors included."""
-        return SamplingParams(self.temperature, self.top_k, self.top_p, self.min_p, self.processors)
+        return SamplingParams(self.temperature, self.top_k, self.top_p, self.min_p, self.processors or ())

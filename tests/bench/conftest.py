@@ -4,6 +4,7 @@ import json
 
 import pytest
 import typer
+from tiny import tiny_tokenizer
 from typer.testing import CliRunner
 
 from specdec_lib.audit.both_sides import disturbed
@@ -35,6 +36,7 @@ def draft_folder(target_folder, tmp_path_factory):
     model = disturbed(load_transformers(target_folder, device="cpu"), 0.3)
     folder = tmp_path_factory.mktemp("draft")
     model.save_pretrained(folder)
+    tiny_tokenizer("llama").save_pretrained(folder)
     return folder
 
 

@@ -8,6 +8,7 @@ from math import ceil
 
 import pytest
 import torch
+from tiny import tiny_tokenizer
 
 import specdec_lib as sd
 from specdec_lib.bench import speed
@@ -33,6 +34,7 @@ def shortlist_folder(target_folder, tmp_path_factory):
     model.set_shortlist(shortlist, torch.arange(vocabulary).clamp(3, 22) - 3)
     folder = tmp_path_factory.mktemp("shortlist")
     model.save_pretrained(folder)
+    tiny_tokenizer("llama").save_pretrained(folder)
     return folder
 
 
