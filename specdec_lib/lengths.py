@@ -13,9 +13,10 @@ from inspect import signature
 from statistics import median
 from typing import Any, Protocol
 
+from .drafters.model import check_confidence
 from .errors import SpecdecError
 from .results import Round
-from .validate import number, whole
+from .validate import whole
 
 
 class Schedule(Protocol):
@@ -282,12 +283,6 @@ def pass_seconds(timed: Mapping[int, Sequence[float]]) -> Callable[[int], float]
         return (2 * line + count * own) / (2 + count)
 
     return seconds
-
-
-def check_confidence(threshold: Any) -> float:
-    """A confidence threshold as a float in [0, 1]; raises `SpecdecError`."""
-    remedy = "0 never ends a draft early, 0.4 is usual"
-    return number("a confidence threshold", threshold, 0, 1, remedy=remedy)
 
 
 def check_gamma(value: Any, name: str = "gamma") -> int:

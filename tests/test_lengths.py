@@ -220,10 +220,10 @@ def test_chances_by_position():
         (lambda: Constant(0), "gamma must be a whole number >= 1"),
         (lambda: as_lengths("5"), "gamma must be a whole number >= 1"),
         (lambda: Heuristic(0), "first must be a whole number >= 1"),
-        (lambda: Confidence(1.5), "must be a number >= 0 and <= 1"),
+        (lambda: Confidence(1.5), r"must lie in \[0, 1\]"),
         (lambda: Confidence(0.4, 0), "longest must be a whole number >= 1"),
         (lambda: Fastest(8, 4), "first must not exceed longest"),
-        (lambda: sd.ModelDrafter(None, confidence=-1), "must be a number >= 0 and <= 1"),
+        (lambda: sd.ModelDrafter(None, confidence=-1), r"must lie in \[0, 1\]"),
         (lambda: sd.ComposedDrafter([sd.PromptLookupDrafter()]).with_confidence(0.4), "none of these drafters"),
     ],
 )

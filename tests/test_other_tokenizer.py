@@ -166,7 +166,7 @@ def test_a_law_that_was_not_drawn_from_is_found_out():
             return session
 
     options = {"gamma": 1, "max_new_tokens": 2, "temperature": 1.0, "eos": []}
-    with pytest.raises(sd.SpecdecError, match="Wrong reports probabilities that sum to 0.5, not 1"):
+    with pytest.raises(sd.SpecdecError, match=r"Wrong reports probabilities that sum to 0\.5, not 1"):
         sd.generate(sd.Pair(target, Wrong()), [2, 3], **options)
 
 

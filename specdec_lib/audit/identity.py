@@ -17,10 +17,11 @@ from typing import Any
 
 import torch
 
-from ..decode import as_list, generate, generate_plain
+from ..decode import generate, generate_plain
 from ..errors import SpecdecError
 from ..models.pair import Pair
 from ..models.session import open_session
+from ..prompts import as_list
 from ..verify import Verifier
 
 TIE = 1e-3  # logits; float32 rounding moves those of the packaged target by about 1e-4

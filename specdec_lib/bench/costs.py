@@ -208,9 +208,7 @@ class CostMeter:
         prompt = prompt[:room]
         target = open_session(self.target, capacity=len(whole) + max(self.positions))
         vocabulary, device = vocabulary_size(self.target), target.device
-        drafting = {
-            name: as_drafter(draft).start_batch(1, vocabulary, target) for name, draft in self.drafts.items()
-        }
+        drafting = {name: as_drafter(draft).start_batch(1, vocabulary, target) for name, draft in self.drafts.items()}
 
         def propose(name: Any, prefix: list[int], gamma: int = self.gamma) -> float:
             synchronise(device)

@@ -9,9 +9,6 @@ from random import Random
 from time import perf_counter
 from typing import Any
 
-import numpy as np
-import torch
-
 from .. import validate
 from ..drafters import Drafter, as_drafter
 from ..errors import SpecdecError
@@ -84,8 +81,8 @@ def generate(
     penalty, are named in one warning: `processors=sd.processors_of(pair)` applies them, `processors=[]` silences it.
     Its temperature, truncations and beams are never taken over.
     """
-    given = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p}
-    given |= {"min_p": min_p, "seed": seed, "eos": eos, "on_round": on_round}
+    given: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k}
+    given |= {"top_p": top_p, "min_p": min_p, "seed": seed, "eos": eos, "on_round": on_round}
     asked = DecodeOptions.of("generate", given | options)
     if pair.draft is None:
         raise SpecdecError("this pair has no draft: set Pair(draft=...), or call generate_plain")
@@ -123,8 +120,8 @@ def generate_plain(
     **options: Any,
 ) -> Generation:
     """Decode one token a target pass: the baseline of the same target.  Arguments as in `generate`."""
-    given = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p}
-    given |= {"min_p": min_p, "seed": seed, "eos": eos, "on_round": on_round}
+    given: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k}
+    given |= {"top_p": top_p, "min_p": min_p, "seed": seed, "eos": eos, "on_round": on_round}
     asked = DecodeOptions.of("generate_plain", given | options)
     return run(pair, prompts, asked, VERIFIERS["greedy" if asked.params.greedy else "token"])
 
@@ -173,7 +170,9 @@ def run(
         length = new_tokens(pair.target, ids, asked.max_new_tokens, asked.min_new_tokens)
         how = replace(params, processors=own_processors(pair, asked, ids, length, ends))
         at_end = "context" if asked.max_new_tokens is None else "length"
-        texts.append(Text(index, list(ids), len(ids), length, how, Random(f"{asked.seed}/{index}"), stopping.begin(ids), at_end))
+        texts.append(
+            Text(index, list(ids), len(ids), length, how, Random(f"{asked.seed}/{index}"), stopping.begin(ids), at_end)
+        )
 
     start = perf_counter()
     schedule = (lengths or Constant(1)).start()

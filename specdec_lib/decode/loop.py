@@ -133,7 +133,7 @@ def decode_texts(plan: Plan, texts: list[Text]) -> Iterator[Round]:
             session.select_rows(followed)
         held = [len(row.tokens) - 1 for row in rows]
         session.rollback([min(n, has) for n, has in zip(held, session.lengths, strict=True)])
-        seconds = {
+        seconds: dict[str, Any] = {
             "draft_seconds": (drafted - start) / share,
             "target_seconds": (scored - drafted) / share,
             "seconds": (perf_counter() - start) / share,

@@ -8,7 +8,7 @@ from typing import Any
 
 from .. import validate
 from ..errors import SpecdecError
-from ..processing import Processor, as_processors
+from ..processing import as_processors
 from ..results import Round
 from ..sampling import SamplingParams
 from ..stopping import as_tuple
@@ -67,7 +67,9 @@ class DecodeOptions:
         if self.max_new_tokens is not None:
             checked["max_new_tokens"] = validate.whole("max_new_tokens", self.max_new_tokens)
         if self.eos is not None:
-            checked["eos"] = tuple(validate.whole("eos", one, remedy="give ids, [] for none") for one in as_tuple(self.eos))
+            checked["eos"] = tuple(
+                validate.whole("eos", one, remedy="give ids, [] for none") for one in as_tuple(self.eos)
+            )
         for name in ("on_round", "on_text"):
             if getattr(self, name) is not None and not callable(getattr(self, name)):
                 raise SpecdecError(f"{name} must be a function, got {validate.shown(getattr(self, name))}")

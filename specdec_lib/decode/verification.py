@@ -60,10 +60,17 @@ class Verdict:
 
 @dataclass
 class Pending:
-    """A verdict whose numbers are still on the device: name -> float64 `[m]`."""
+    """A verdict whose numbers are still on the device.
+
+    Attributes:
+        numbers: name -> float64 `[m]`.
+        finish: makes the verdict of the same numbers as lists.
+        start: how many tokens the text has.
+    """
 
     numbers: dict[str, torch.Tensor]
     finish: Callable[[dict[str, list[float]]], Verdict]
+    start: int
 
 
 def verify_chain(plan: Plan, text: Text, drafts: Sequence[Draft], logits: Sequence[torch.Tensor]) -> Pending:
@@ -97,10 +104,10 @@ def verify_chain(plan: Plan, text: Text, drafts: Sequence[Draft], logits: Sequen
     if not rule.point_mass:
         numbers |= {"p": gather_probs(p, ids), "q": gather_probs(q, ids)}
     if draft.probs is not None:
-        numbers["sums"] = draft.probs.sum(-1, dtype=torch.float64)
+        numbers["sums"] = q.sum(-1, dtype=torch.float64)
     if plan.logprobs:
-        path = torch.cat([ids, ids.new_zeros(1)])
-        path = path.where(torch.arange(g + 1, device=raw.device) != torch.as_tensor(n, device=raw.device), as_row(last, raw).long())
+        here = torch.arange(g + 1, device=raw.device) == numbers["n"]
+        path = numbers["last"].long().where(here, torch.cat([ids, ids.new_zeros(1)]))
         numbers |= logprobs(params, raw, scores, path)
 
     def finish(found: dict[str, list[float]]) -> Verdict:
@@ -108,13 +115,12 @@ def verify_chain(plan: Plan, text: Text, drafts: Sequence[Draft], logits: Sequen
         if "drafted" in found and not rule.next_law:
             draft.tokens = tokens  # the drafter finds them here when it goes on
         kept = int(found["n"][0])
-        point = {"p": [float(i < kept) for i in range(g)], "q": [1.0] * g}
-        return Verdict(
-            tokens, kept, int(found["last"][0]), **(point | {k: v for k, v in found.items() if k in ("p", "q")}),
-            passes=draft.passes, logprobs=found.get("logprobs", []), scores=found.get("scores", []),
-        )  # fmt: skip
+        p_x = found.get("p", [float(i < kept) for i in range(g)])
+        q_x = found.get("q", [1.0] * g)
+        asked = found.get("logprobs", []), found.get("scores", [])
+        return Verdict(tokens, kept, int(found["last"][0]), p_x, q_x, draft.passes, *asked)
 
-    return Pending(numbers, finish)
+    return Pending(numbers, finish, len(text.tokens))
 
 
 def verify_several(plan: Plan, text: Text, drafts: Sequence[Draft], logits: Sequence[torch.Tensor]) -> Pending:
@@ -139,7 +145,8 @@ def verify_several(plan: Plan, text: Text, drafts: Sequence[Draft], logits: Sequ
     x, raw = tokens[followed], logits[followed]
     numbers = {"highest": torch.cat([each.amax(-1).double() for each in scores])}
     numbers |= {"p": gather_probs(p[followed], x), "q": gather_probs(q[followed], x)}
-    if sums := [draft.probs.sum(-1, dtype=torch.float64) for draft in drafts if draft.probs is not None]:
+    drawn = [probs for draft, probs in zip(drafts, q, strict=True) if draft.probs is not None]
+    if sums := [probs.sum(-1, dtype=torch.float64) for probs in drawn]:
         numbers["sums"] = torch.cat(sums)
     if plan.logprobs:
         path = torch.tensor([*x[:n], last], device=raw.device)
@@ -151,7 +158,7 @@ def verify_several(plan: Plan, text: Text, drafts: Sequence[Draft], logits: Sequ
             found.get("logprobs", []), found.get("scores", []), tokens, followed,
         )  # fmt: skip
 
-    return Pending(numbers, finish)
+    return Pending(numbers, finish, len(text.tokens))
 
 
 def follow(
@@ -197,14 +204,15 @@ def bring_home(pending: Sequence[Pending], drafter: Any, target: Any) -> list[Ve
         for name, values in each.numbers.items():
             numbers[name] = flat[at : at + len(values)]
             at += len(values)
-        if bad := [i for i, value in enumerate(numbers["highest"]) if not math.isfinite(value)]:
+        for position, value in enumerate(numbers["highest"], each.start):
+            if not math.isfinite(value):
+                raise SpecdecError(
+                    f"{class_name(target)} gave logits whose largest is {value} after {position} tokens: its weights "
+                    "are damaged, or its dtype overflows (try float32 or bfloat16)"
+                )
+        if wrong := [value for value in numbers.get("sums", []) if not abs(value - 1) < 1e-2]:
             raise SpecdecError(
-                f"{class_name(target)} gave logits without a finite maximum ({numbers['highest'][bad[0]]}) at position "
-                f"{bad[0]} of a block: its weights are damaged, or its dtype overflows (try float32 or bfloat16)"
-            )
-        if bad := [value for value in numbers.get("sums", []) if not abs(value - 1) < 1e-2]:
-            raise SpecdecError(
-                f"{type(drafter).__name__} reports probabilities that sum to {bad[0]:.4g}, not 1: return the "
+                f"{type(drafter).__name__} reports probabilities that sum to {wrong[0]:.4g}, not 1: return the "
                 "distribution that each token was drawn from, not its logarithm"
             )
         found.append(each.finish(numbers))

@@ -13,7 +13,6 @@ from .other_tokenizer import SharedVocabularyDrafter, TextDrafter
 Sampling = SamplingParams  # old name, until the sweep
 
 __all__ = [
-    "Sampling",
     "ComposedDrafter",
     "Draft",
     "DraftBatch",
@@ -24,6 +23,7 @@ __all__ = [
     "ModelDrafter",
     "NGramDrafter",
     "PromptLookupDrafter",
+    "Sampling",
     "SamplingParams",
     "SharedVocabularyDrafter",
     "TextDrafter",

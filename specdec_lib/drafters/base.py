@@ -1,11 +1,11 @@
-"""Who proposes.  A drafter returns tokens *and the distributions they were truly drawn from*: losslessness rests on it."""
+"""Who proposes.  A drafter returns tokens *and the distributions they were drawn from*: losslessness rests on it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -20,8 +20,8 @@ class Draft:
     """Proposed tokens and the distributions they come from.
 
     Attributes:
-        tokens: the proposed ids, at most gamma of them, perhaps none: a list, or an int64 tensor `[g]` that has not left
-            its device (one on a CPU becomes a list).
+        tokens: the proposed ids, at most gamma of them, perhaps none: a list, or an int64 tensor `[g]` that has not
+            left its device (one on a CPU becomes a list).
         probs: float `[g, V]`, the distribution that each token was drawn from, on any device.
         certain: True where nothing was left to chance, as in a lookup: each distribution is a point mass, and `probs`
             is None.  At temperature 0 every draft may leave out `probs`.
@@ -124,9 +124,9 @@ class Drafter:
     [7, 7]
     """
 
-    certain: bool = False
-    reads_target: bool = False
-    one_text: bool = False
+    certain: ClassVar[bool] = False
+    reads_target: ClassVar[bool] = False
+    one_text: ClassVar[bool] = False
     confidence: float = 0.0
 
     @property

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from random import Random
+from typing import Any
 
 import torch
 
@@ -87,14 +88,14 @@ class FeatureDrafts(DraftBatch):
         if not any(new):
             return [Draft([]) for _ in samplers]
         self.held = [r if ids else n for r, n, ids in zip(read, held, new, strict=True)]
-        states, wanted = self.model.states(self._features(held, max(map(len, new))), self.target.cache.watched), [list(ids) for ids in new]
+        states = self.model.states(self._features(held, max(map(len, new))), self.target.cache.watched)
+        wanted: list[Any] = list(new)
         while any(map(len, wanted)):
-            state = self._step(states, wanted, held)
+            states = self._step(states, wanted, held)
             held = [n + len(ids) for n, ids in zip(held, wanted, strict=True)]
-            scores = self.model.scores(state)[:, 0]
+            scores = self.model.scores(states)[:, 0]
             more = [len(ids) > 0 and s.step(scores[i]) for i, (s, ids) in enumerate(zip(samplers, wanted, strict=True))]
             wanted = [s.last_token if go_on else [] for s, go_on in zip(samplers, more, strict=True)]
-            states = state
         return [sampler.draft() for sampler in samplers]
 
     def _features(self, held: list[int], n: int) -> torch.Tensor:

@@ -37,9 +37,7 @@ class PromptLookupDrafter(Drafter):
         for name in ("max_ngram", "min_ngram"):
             object.__setattr__(self, name, validate.whole(name, getattr(self, name), 1))
         if self.min_ngram > self.max_ngram:
-            raise SpecdecError(
-                f"prompt lookup needs min_ngram <= max_ngram, got {self.min_ngram} and {self.max_ngram}"
-            )
+            raise SpecdecError(f"prompt lookup needs min_ngram <= max_ngram, got {self.min_ngram} and {self.max_ngram}")
 
     def start(self, vocabulary: int) -> LookupSession:
         return LookupSession(self.max_ngram, self.min_ngram, vocabulary)

@@ -111,8 +111,8 @@ class Reader:
     def sync(self, prefix: list[int]) -> int:
         """How many of the tokens that are held begin `prefix`, less its last one, which is always read again.
 
-        A text mostly goes on from the last one, so only its end and what was drafted are compared.  Where it changed, as
-        one that is encoded anew may at its end, all of it is.
+        A text mostly goes on from the last one, so only its end and what was drafted are compared.  Where it changed,
+        as one that is encoded anew may at its end, all of it is.
         """
         n = len(self.read)
         if self.read[-self.LOOKBACK :] == prefix[max(n - self.LOOKBACK, 0) : n]:
@@ -212,14 +212,12 @@ class DraftSampler:
         return len(self.tokens) < self.gamma
 
     def draft(self) -> Draft:
-        tokens = torch.cat(self.tokens) if self.tokens else []
+        tokens: Any = torch.cat(self.tokens) if self.tokens else []
         return Draft(tokens, torch.stack(self.probs) if self.probs else None, passes=self.passes)
 
 
 def check_confidence(threshold: float) -> float:
-    return validate.number(
-        "a confidence threshold", threshold, 0, 1, remedy="0 never ends a draft early, 0.4 is usual"
-    )
+    return validate.number("a confidence threshold", threshold, 0, 1, remedy="0 never ends a draft early, 0.4 is usual")
 
 
 def check_draft_model(model: Any) -> None:

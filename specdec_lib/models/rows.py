@@ -22,7 +22,7 @@ def padded(rows: Sequence[Sequence[int] | torch.Tensor], device: torch.device) -
 
 
 def tail(values: torch.Tensor, rows: Sequence[Sequence[int] | torch.Tensor], last: Sequence[int]) -> list[torch.Tensor]:
-    """Of each of `rows` the last `last[i]` of its `values` `[rows, m, ...]`, whose last column is that of the longest."""
+    """Of each of `rows` the last `last[i]` of its `values` `[rows, m, ...]`, which end with the longest row."""
     longest, m = max(map(len, rows)), values.shape[1]
     ends = [len(row) - longest + m for row in rows]
     return [value[end - k : end] if k else value[:0] for value, end, k in zip(values, ends, last, strict=True)]

@@ -141,7 +141,7 @@ def arguments(model: Any) -> set[str]:
 
 
 class FastSession(Session):
-    """A session on `FastLlama`: keys and values stand at the row's own positions, so rolling back only moves numbers."""
+    """A session on `FastLlama`: keys and values stand at the row's own positions, so rolling back moves numbers."""
 
     def __init__(self, model: FastLlama, rows: int = 1, capacity: int = 512):
         self.model = model

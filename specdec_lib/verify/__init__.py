@@ -27,7 +27,7 @@ class Verifier:
 
     Attributes:
         name: as users write it.
-        accepted: `(p, q, x) -> [P(n = 0), ..., P(n = g)]`, which sum to 1: a list of numbers, or a tensor of p's device.
+        accepted: `(p, q, x) -> [P(n = 0), ..., P(n = g)]`, which sum to 1: a list of numbers, or a tensor like p.
         correction: `(p, q, x, n) -> [V]`, the distribution of the token after `n` accepted ones.
         lossless: whether the output distribution is the target's.
         source: the publication that states the rule.

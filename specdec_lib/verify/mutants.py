@@ -23,7 +23,18 @@ from typing import Any
 
 import numpy as np
 
-from ..distributions import Array, joined, keep_top_k, normalise, one_hot, positive_part, residual, softmax, temper, where
+from ..distributions import (
+    Array,
+    joined,
+    keep_top_k,
+    normalise,
+    one_hot,
+    positive_part,
+    residual,
+    softmax,
+    temper,
+    where,
+)
 from . import VERIFIERS, Verifier, block, multidraft, token
 from .multidraft import TreeVerifier
 from .token import acceptance_prob, count_probs, gather_probs, to_scalar

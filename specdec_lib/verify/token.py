@@ -13,7 +13,7 @@ from typing import Any
 from ..distributions import Array, is_torch, joined, minimum, overlap, products, residual
 
 
-def gather_probs(probs: Array, x: Sequence[int]) -> Array:
+def gather_probs(probs: Array, x: Any) -> Array:
     """`[probs[0][x_1], probs[1][x_2], ...]`, of the kind of `probs` `[>= g, V]`; tensors in float64.
 
     >>> import numpy as np
