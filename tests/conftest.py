@@ -6,9 +6,11 @@ os.environ.update(
     HF_HUB_OFFLINE="1", HF_HUB_DISABLE_PROGRESS_BARS="1", TOKENIZERS_PARALLELISM="false", MPLBACKEND="Agg"
 )
 
+import pretend
 import pytest
 from tiny import tiny_model, tiny_tokenizer
 
+pretend.prepare()  # before anything is trained: torch counts its devices once
 collect_ignore = ["conftest.py"]  # not a module of doctests: `cases` has one of the same name
 
 

@@ -267,3 +267,10 @@ def pretend() -> Iterator[Counter[str]]:
         torch.__future__.set_swap_module_params_on_conversion(swaps)
         with suppress(AttributeError):
             torch._C._set_only_lift_cpu_tensors(bool(inside))
+
+
+def prepare() -> None:
+    """Let torch's autograd know the device: it counts devices when something is trained for the first time."""
+    if not REASON:
+        with pretend(), torch.enable_grad():
+            torch.ones(1, requires_grad=True).sum().backward()

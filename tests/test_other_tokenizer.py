@@ -275,7 +275,7 @@ def test_the_drafts_cache_goes_back_to_the_longest_common_prefix():
     drafting = sd.TextDrafter(model_for(own), own, other)
     session = drafting.start(len(other))
     fed = []
-    reader = session.session.batch.session
+    reader = session.batch.batch.session
     feed = reader.feed
     reader.feed = lambda ids, last=1: (fed.append(ids.shape[1]), feed(ids, last))[1]
     text = "a bee, the cab and t"

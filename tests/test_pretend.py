@@ -297,18 +297,7 @@ def asked_for(drafter, way, rule, rows, options):
     return ROWS[rows], given
 
 
-def apart(case):
-    """A draft on the target's states, elsewhere than the target."""
-    return case[1] == "features" and case[-1] != "both"
-
-
-NOT_YET = pytest.mark.xfail(
-    reason="drafters/features.py indexes the target's states on the draft's device", strict=False
-)
-MARKED = [pytest.param(case, id="-".join(case), marks=NOT_YET if apart(case) else ()) for case in CASES]
-
-
-@pytest.mark.parametrize("case", MARKED)
+@pytest.mark.parametrize("case", CASES, ids="-".join)
 def test_the_device_writes_the_cpus_text(case, count):
     target, drafter, way, rule, rows, options, place = case
     prompts, given = asked_for(drafter, way, rule, rows, options)
@@ -438,7 +427,6 @@ WAITING = {
     ("model", "block", "top_p", 3): 3,
     ("model", "lenience", "top_p", 3): 3,
     ("model", "ensemble", "top_p", 3): 3,
-    ("model", "several", "top_p", 1): 3,
 }
 TEXTS = [[5, 9, 17, 3, 8, 30], [4, 21], [7, 9, 12]]
 
@@ -460,10 +448,6 @@ def waits_of_rounds(drafter, rule, way, rows, gamma, count):
     return more - fewer, long - short
 
 
-REWRITTEN = pytest.mark.xfail(reason="the loop is being rewritten", strict=False)
-
-
-@REWRITTEN
 @pytest.mark.parametrize("case", WAITING, ids=lambda case: "-".join(map(str, case)))
 @pytest.mark.parametrize("gamma", [2, 5])
 def test_a_round_waits_no_more_than_so_often(case, gamma, count):
@@ -485,7 +469,6 @@ def all_kept(way, rows, gamma, count, what):
     return (found[1] - found[0]) / 2
 
 
-@REWRITTEN
 @pytest.mark.parametrize("what", [WAITS, BLOCKING])
 @pytest.mark.parametrize("way", LIMIT)
 def test_waits_depend_neither_on_gamma_nor_on_the_number_of_rows(way, what, count):

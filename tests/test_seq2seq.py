@@ -22,6 +22,7 @@ from specdec_lib.models import load_transformers, open_session
 from specdec_lib.models.packaged import MANIFEST, sha256
 from specdec_lib.models.pair import start_marker
 from specdec_lib.models.seq2seq import EncoderDecoderSession
+from specdec_lib.models.support import check_decoder
 from specdec_lib.verify.mutants import MUTANTS
 
 SOURCE = torch.tensor([[5, 9, 17, 3, 8, 0]])
@@ -142,6 +143,8 @@ def test_what_the_session_relies_on_in_transformers(model):
 
 def test_each_encoder_runs_once_for_each_prompt(tiny_folder):
     target, draft = load_transformers(tiny_folder("t5"), device="cpu"), noisy_copy(tiny_folder("t5"), 0.05)
+    for model in (target, draft):
+        check_decoder(model)  # asks the model a few passes
     counts = [Passes(m.get_encoder()) for m in (target, draft)]
     out = sd.generate(sd.Pair(target, draft), [[5, 9, 17], [8, 3]], gamma=3, max_new_tokens=20, eos=[])
     assert out.stats.rounds > 4 and out.stats.rejected > 0

@@ -39,6 +39,7 @@ __all__ = [
 ]
 
 
+@DecodeOptions.shown
 def generate(
     pair: Pair,
     prompts: Any,
@@ -106,6 +107,7 @@ def generate(
     return run(pair, prompts, asked, rule, drafter, lengths, drafts)
 
 
+@DecodeOptions.shown
 def generate_plain(
     pair: Pair,
     prompts: Any,

@@ -17,6 +17,7 @@ import torch
 from ..drafters.base import Draft, DraftBatch, Drafter, DraftSession, check_draft
 from ..lengths import Schedule
 from ..models.pair import vocabulary_size
+from ..models.rows import on_device
 from ..models.session import Session, open_session
 from ..results import Round
 from ..sampling import SamplingParams
@@ -111,7 +112,7 @@ def decode_texts(plan: Plan, texts: list[Text]) -> Iterator[Round]:
         drafted = perf_counter()
 
         # 2. score: one pass of the target over the last token and the draft, so over g + 1 positions
-        blocks = [block(plan, row, draft, session.device) for row, draft in zip(rows, drafts, strict=True)]
+        blocks = blocks_of(plan, rows, drafts, session.device)
         logits = session.feed_rows(blocks, [len(each) for each in blocks])
         scored = perf_counter()
 
@@ -170,12 +171,16 @@ def open_both(plan: Plan, texts: list[Text]) -> tuple[Session, DraftBatch]:
     return session, drafting
 
 
-def block(plan: Plan, text: Text, draft: Draft, device: torch.device) -> Any:
-    """What the target reads: the text's last token, and what is to be verified."""
-    tokens = draft.tokens[: len(draft) - plan.rule.next_law] if len(draft) else draft.tokens
-    if isinstance(tokens, torch.Tensor):
-        return torch.cat([torch.tensor(text.tokens[-1:], device=device), tokens.to(device)])
-    return [text.tokens[-1], *tokens]
+def blocks_of(plan: Plan, rows: list[Text], drafts: list[Draft], device: torch.device) -> list[Any]:
+    """What the target reads of each row: the text's last token, and what is to be verified."""
+    tokens = [draft.tokens[: len(draft) - plan.rule.next_law] if len(draft) else [] for draft in drafts]
+    if not any(isinstance(each, torch.Tensor) for each in tokens):
+        return [[row.tokens[-1], *each] for row, each in zip(rows, tokens, strict=True)]
+    last = on_device([row.tokens[-1:] for row in rows], device)
+    return [
+        torch.cat([last[i], each.to(device) if isinstance(each, torch.Tensor) else on_device(each, device)])
+        for i, each in enumerate(tokens)
+    ]
 
 
 def write(plan: Plan, text: Text, verdict: Any) -> dict[str, Any]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from inspect import Parameter, signature
+from typing import Any, TypeVar
 
 from .. import validate
 from ..errors import SpecdecError
@@ -12,6 +13,8 @@ from ..processing import as_processors
 from ..results import Round
 from ..sampling import SamplingParams
 from ..stopping import as_tuple
+
+Door = TypeVar("Door", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,16 @@ class DecodeOptions:
         if unknown := [name for name in given if name not in names]:
             raise TypeError(f"{door}() has no option {unknown[0]!r}: it takes {', '.join(names)}")
         return cls(**given)
+
+    @classmethod
+    def shown(cls, door: Door) -> Door:
+        """Let the signature of a function show the options that it takes as `**options`."""
+        own = signature(door)
+        named = [p for p in own.parameters.values() if p.kind is not Parameter.VAR_KEYWORD]
+        mine = [p for p in signature(cls).parameters.values() if p.name not in own.parameters]
+        kept = [*named, *(p.replace(kind=Parameter.KEYWORD_ONLY) for p in mine)]
+        door.__signature__ = own.replace(parameters=kept)  # type: ignore[attr-defined]
+        return door
 
     @property
     def params(self) -> SamplingParams:

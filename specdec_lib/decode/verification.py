@@ -18,8 +18,9 @@ import torch
 
 from .. import sampling
 from ..distributions import Array, is_torch, softmax
-from ..drafters.base import Draft
+from ..drafters.base import Draft, bring_all_home
 from ..errors import SpecdecError
+from ..models.rows import on_device
 from ..models.session import class_name
 from ..processing import process_block
 from ..sampling import SamplingParams, in_float32
@@ -93,7 +94,8 @@ def verify_chain(plan: Plan, text: Text, drafts: Sequence[Draft], logits: Sequen
     p = target_probs(rule, params, scores)
     q = draft.probs_like(p)
     x: Any = ids if rule.on_device else draft.bring_home()[:g]
-    n = choose(rule, rule.accepted(p, q, x), text.random) if g else 0
+    counts = rule.accepted(p, q, x)
+    n = choose(rule, counts, text.random) if g else 0  # where nothing was drafted, nothing is left to chance
     if not rule.on_device:
         n = int(n)
     last = choose(rule, rule.correction(p, q, x, n), text.random)
@@ -134,7 +136,7 @@ def verify_several(plan: Plan, text: Text, drafts: Sequence[Draft], logits: Sequ
     SpecInfer's multi-step sampling (arXiv 2305.09781).  The host waits at each level.
     """
     params = text.params
-    tokens = [draft.bring_home() for draft in drafts]
+    tokens = bring_all_home(drafts)
     scores = [
         processed(plan.rule, params, text.tokens, draft.on(raw.device), raw)
         for draft, raw in zip(drafts, logits, strict=True)
@@ -143,18 +145,18 @@ def verify_several(plan: Plan, text: Text, drafts: Sequence[Draft], logits: Sequ
     q = [draft.probs_like(each) for draft, each in zip(drafts, p, strict=True)]
     followed, n, last = follow(p, q, tokens, text.random)
     x, raw = tokens[followed], logits[followed]
-    numbers = {"highest": torch.cat([each.amax(-1).double() for each in scores])}
+    numbers = {"last": as_row(last, raw), "highest": torch.cat([each.amax(-1).double() for each in scores])}
     numbers |= {"p": gather_probs(p[followed], x), "q": gather_probs(q[followed], x)}
     drawn = [probs for draft, probs in zip(drafts, q, strict=True) if draft.probs is not None]
     if sums := [probs.sum(-1, dtype=torch.float64) for probs in drawn]:
         numbers["sums"] = torch.cat(sums)
     if plan.logprobs:
-        path = torch.tensor([*x[:n], last], device=raw.device)
+        path = torch.cat([on_device(x[:n], raw.device), numbers["last"].long()])
         numbers |= logprobs(params, raw[: n + 1], scores[followed][: n + 1], path)
 
     def finish(found: dict[str, list[float]]) -> Verdict:
         return Verdict(
-            x, n, last, found["p"], found["q"], sum(draft.passes for draft in drafts),
+            x, n, int(found["last"][0]), found["p"], found["q"], sum(draft.passes for draft in drafts),
             found.get("logprobs", []), found.get("scores", []), tokens, followed,
         )  # fmt: skip
 
@@ -163,7 +165,7 @@ def verify_several(plan: Plan, text: Text, drafts: Sequence[Draft], logits: Sequ
 
 def follow(
     p: Sequence[Array], q: Sequence[Array], drafts: Sequence[Sequence[int]], random: Random
-) -> tuple[int, int, int]:
+) -> tuple[int, int, Any]:
     """Which draft is followed, how many of its tokens are kept, and the token after them.
 
     Of the drafts that have all kept tokens, the longest is the one that was followed, the first of equals.
@@ -186,10 +188,12 @@ def follow(
     while True:
         tried = [i for i in here if len(drafts[i]) > n]
         node, probs, candidates = p[here[0]][n], [q[i][n] for i in tried], [drafts[i][n] for i in tried]
-        chances = accepted(node, probs, candidates)
-        kept = int(sampling.draw(np.array(chances, float), random)) if tried else 0
+        kept = 0
+        if tried:
+            chances = accepted(node, probs, candidates)
+            kept = int(sampling.draw(chances if is_torch(chances) else np.array(chances, float), random))
         if kept == len(tried):
-            last = int(sampling.draw(correction(node, probs, candidates), random))
+            last = sampling.draw(correction(node, probs, candidates), random)
             return max(here, key=lambda i: len(drafts[i])), n, last
         here = [i for i in tried if drafts[i][n] == candidates[kept]]
         n += 1
@@ -253,7 +257,9 @@ def choose(rule: Verifier, probs: Any, random: Random) -> Any:
 
 def as_row(number: Any, like: torch.Tensor) -> torch.Tensor:
     """A number or a tensor `[]` as float64 `[1]`, on the device of `like`."""
-    return torch.as_tensor(number, dtype=torch.float64, device=like.device).reshape(1)
+    if isinstance(number, torch.Tensor):
+        return number.double().reshape(1)
+    return on_device([number], like.device, torch.float64)
 
 
 def logprobs(

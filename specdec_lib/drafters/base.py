@@ -11,6 +11,7 @@ import torch
 
 from ..distributions import one_hot
 from ..errors import SpecdecError
+from ..models.rows import on_device
 from ..models.session import Session
 from ..sampling import SamplingParams
 
@@ -42,7 +43,7 @@ class Draft:
 
     def on(self, device: torch.device) -> torch.Tensor:
         """The tokens as a tensor `[g]` on `device`."""
-        return torch.as_tensor(self.tokens, dtype=torch.long, device=device)
+        return self.tokens.to(device) if isinstance(self.tokens, torch.Tensor) else on_device(self.tokens, device)
 
     def probs_like(self, p: torch.Tensor) -> torch.Tensor:
         """The distributions `[g, V]` on the device of `p` `[>= g, V]`; point masses in its dtype."""
@@ -55,6 +56,16 @@ class Draft:
         if isinstance(self.tokens, torch.Tensor):
             self.tokens = self.tokens.tolist()
         return list(self.tokens)
+
+
+def bring_all_home(drafts: Sequence[Draft]) -> list[list[int]]:
+    """The tokens of each draft as a list; the host waits once for all that are on a device."""
+    away = [draft for draft in drafts if isinstance(draft.tokens, torch.Tensor)]
+    if away:
+        flat = torch.cat([torch.as_tensor(draft.tokens) for draft in away]).tolist()
+        for draft in away:
+            draft.tokens, flat = flat[: len(draft)], flat[len(draft) :]
+    return [draft.bring_home() for draft in drafts]
 
 
 class DraftSession:

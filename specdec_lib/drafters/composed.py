@@ -88,7 +88,7 @@ class ComposedDrafter(Drafter):
             except SpecdecError:
                 changed.append(drafter)
         if all(a is b for a, b in zip(changed, self.drafters, strict=True)):
-            super().with_confidence(threshold)
+            raise SpecdecError("none of these drafters knows a confidence that a threshold could end a draft by")
         return ComposedDrafter(changed, self.longest)
 
 

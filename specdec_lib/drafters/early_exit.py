@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import ClassVar
 
-import torch
-
 from .. import validate
 from ..errors import SpecdecError
+from ..models.rows import on_device
 from ..models.session import FastSession, Session
 from ..sampling import SamplingParams
 from .base import Draft, DraftBatch, Drafter, DraftSession
@@ -39,7 +38,7 @@ class EarlyExitDrafter(Drafter):
     one_text: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "layers", validate.whole("the number of layers of an early exit", self.layers, 1))
+        object.__setattr__(self, "layers", validate.whole("layers", self.layers, 1))
         check_confidence(self.confidence)
 
     def start(self, vocabulary: int) -> DraftSession:
@@ -73,7 +72,7 @@ class EarlyExitSession(DraftSession):
         assert held == len(prefix) - 1, "the target's session holds all but the last token"
         sampler = DraftSampler(prefix, gamma, params, random, self.confidence)
         try:
-            ids = torch.tensor(prefix[-1:], device=self.session.device)
+            ids = on_device(prefix[-1:], self.session.device)
             while sampler.step(self.session.early(ids[None], self.layers)[0, -1]):
                 ids = sampler.last_token
         finally:

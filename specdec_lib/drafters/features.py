@@ -15,7 +15,7 @@ import torch
 from ..errors import SpecdecError
 from ..models.fast import FastLlama
 from ..models.feature_draft import FastFeatureDraft, FeatureDraft
-from ..models.rows import padded
+from ..models.rows import on_device, padded
 from ..models.session import FastSession, Session
 from ..sampling import SamplingParams
 from .base import Draft, DraftBatch, Drafter, DraftSession
@@ -103,7 +103,7 @@ class FeatureDrafts(DraftBatch):
         features = self.target.cache.features
         if len({*held}) == 1:
             return features[:, held[0] : held[0] + n]
-        places = torch.tensor(held, device=features.device)[:, None] + torch.arange(n, device=features.device)
+        places = on_device(held, features.device)[:, None] + torch.arange(n, device=features.device)
         rows = torch.arange(len(held), device=features.device)[:, None]
         return features[rows, places.clamp(max=features.shape[1] - 1)]
 
@@ -114,8 +114,8 @@ class FeatureDrafts(DraftBatch):
         counts = [max(len(row), 1) for row in ids]
         if len({*held}) == 1 and len({*map(len, ids)}) == 1:
             return self.model.step(states, tokens, self.cache)[:, -1:]
-        out = self.model.step(states, tokens, self.cache, torch.tensor(held, device=tokens.device))
-        last = torch.tensor(counts, device=tokens.device) - 1
+        out = self.model.step(states, tokens, self.cache, on_device(held, tokens.device))
+        last = on_device(counts, tokens.device) - 1
         return out[torch.arange(len(ids), device=tokens.device), last][:, None]
 
     def select_rows(self, rows: Sequence[int]) -> None:

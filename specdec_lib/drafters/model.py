@@ -73,7 +73,10 @@ class ModelDrafts(DraftBatch):
             for prefix, gamma, how, random in zip(prefixes, gammas, params, randoms, strict=True)
         ]
         # forget what was refused, and read what was written since
-        held = [reader.sync(prefix) for reader, prefix in zip(self.readers, prefixes, strict=True)]
+        held = [
+            reader.sync(s.prefix) if s.gamma > 0 else length
+            for reader, s, length in zip(self.readers, samplers, self.session.lengths, strict=True)
+        ]
         self.session.rollback(held)
         new: list[Any] = [s.prefix[n:] if s.gamma > 0 else [] for s, n in zip(samplers, held, strict=True)]
         for reader, ids in zip(self.readers, new, strict=True):

@@ -9,7 +9,7 @@ never the law.  Text level and shared vocabulary: Timor et al. (arXiv 2502.05202
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from random import Random
 from typing import Any
@@ -19,11 +19,13 @@ import torch
 from ..detokenize import UNFINISHED, Detokenizer, GrowingText, bytes_of
 from ..errors import SpecdecError
 from ..models.pair import vocabulary_size
-from ..models.session import open_session
+from ..models.rows import on_device
+from ..models.session import Session, open_session
 from ..sampling import SamplingParams
-from .base import Draft, Drafter, DraftSession
+from .base import Draft, DraftBatch, Drafter, DraftSession, bring_all_home
 from .model import (
     DraftSampler,
+    OneText,
     Reader,
     VocabularyLimits,
     as_drafter,
@@ -63,33 +65,55 @@ class TextDrafter(Drafter):
     def models(self) -> list[Any]:
         return self.draft.models
 
-    def start(self, vocabulary: int) -> TextSession:
+    def start(self, vocabulary: int) -> DraftSession:
+        return OneText(self.start_batch(1, vocabulary))
+
+    def start_batch(self, rows: int, vocabulary: int, target: Session | None = None) -> TextDrafts:
         # rows of the draft model that are no token are dropped there
-        return TextSession(self.draft.start(size_of(self.tokenizer)), self.bridge, vocabulary)
+        return TextDrafts(self.draft.start_batch(rows, size_of(self.tokenizer)), rows, self.bridge, vocabulary)
 
     def with_confidence(self, threshold: float) -> TextDrafter:
         return TextDrafter(self.draft.with_confidence(threshold), self.tokenizer, self.target_tokenizer)
 
 
-class TextSession(DraftSession):
-    def __init__(self, session: Any, bridge: Bridge, vocabulary: int):
-        self.session, self.bridge, self.vocabulary = session, bridge, vocabulary
-        self.reading = bridge.begin()
+class TextDrafts(DraftBatch):
+    """Drafts by their text, for several texts of the target."""
 
-    def propose(self, prefix: list[int], gamma: int, params: SamplingParams, random: Random) -> Draft:
-        if gamma < 1:
-            return Draft([])
-        own, _ = self.reading.extend(prefix)
-        if not own:
-            return Draft([])
-        draft = self.session.propose(own, gamma, SamplingParams(), random)
-        written, end = self.bridge.until_special(draft.bring_home())
+    def __init__(self, batch: DraftBatch, rows: int, bridge: Bridge, vocabulary: int):
+        self.batch, self.bridge, self.vocabulary = batch, bridge, vocabulary
+        self.readings = [bridge.begin() for _ in range(rows)]
+
+    def propose(
+        self, prefixes: list[list[int]], gammas: list[int], params: list[SamplingParams], randoms: list[Random]
+    ) -> list[Draft]:
+        # the texts so far in the draft's tokens; one that it cannot read gets no draft
+        own = [
+            reading.extend(prefix)[0] if gamma > 0 else []
+            for reading, prefix, gamma in zip(self.readings, prefixes, gammas, strict=True)
+        ]
+        asked = [gamma if ids else 0 for ids, gamma in zip(own, gammas, strict=True)]
+        greedy = [SamplingParams()] * len(own)
+        drafts = self.batch.propose([ids or [0] for ids in own], asked, greedy, randoms) if any(own) else []
+        written = bring_all_home(drafts) or [[] for _ in own]
+        passes = [draft.passes for draft in drafts] or [0] * len(own)
+        return [
+            Draft(self._translated(*each)[:gamma] if gamma > 0 else [], certain=True, passes=n)
+            for *each, gamma, n in zip(prefixes, own, written, asked, passes, strict=True)
+        ]
+
+    def _translated(self, prefix: list[int], own: list[int], new: list[int]) -> list[int]:
+        """The target's tokens for the text that the draft's tokens `new` add to `own`."""
+        written, end = self.bridge.until_special(new)
         text, whole = self.bridge.new_text(own, written)
         tokens = self.bridge.target_tokens(prefix, text) if text else []
         if whole and end is not None and (tokens or not text):
             tokens = [*tokens, end]
         bad = next((i for i, token in enumerate(tokens) if token >= self.vocabulary), len(tokens))
-        return Draft(tokens[: min(bad, gamma)], certain=True, passes=draft.passes)
+        return tokens[:bad]
+
+    def select_rows(self, rows: Sequence[int]) -> None:
+        self.batch.select_rows(rows)
+        self.readings = [self.readings[i] for i in rows]
 
 
 class SharedVocabularyDrafter(Drafter):
@@ -142,6 +166,7 @@ class SharedSession(DraftSession):
         self.session = open_session(drafter.model)
         self.limits = VocabularyLimits(drafter.model, vocabulary_size(drafter.model))
         self.reader = Reader()
+        self.drafted = Draft([])  # the last draft, which the loop has brought home by the next round
         device = self.session.device
         self.tokens = torch.tensor(list(self.own_token), device=device)
         self.own = torch.tensor(list(self.own_token.values()), device=device)
@@ -153,20 +178,20 @@ class SharedSession(DraftSession):
             return Draft([])
         sampler = DraftSampler(prefix, gamma, params, random, self.confidence)
         wanted = sampler.step(self.restricted(self.catch_up(own)))
-        fed = []
         while wanted:
-            fed.append(self.own_of.index_select(0, sampler.last_token))
-            wanted = sampler.step(self.restricted(self.session.feed(fed[-1][None])[0, -1]))
-        if fed:  # and one token more: the reader leaves out the last
-            self.reader.note(Draft(torch.cat([*fed, sampler.last_token])))
-        return sampler.draft()
+            own_token = self.own_of.index_select(0, sampler.last_token)
+            wanted = sampler.step(self.restricted(self.session.feed(own_token[None])[0, -1]))
+        self.drafted = sampler.draft()
+        return self.drafted
 
     def catch_up(self, own: list[int]) -> torch.Tensor:
         """Drop what changed, feed what is new; the logits `[V]` that follow `own`."""
+        self.reader.note(Draft([self.own_token[token] for token in self.drafted.bring_home()]))
+        self.drafted = Draft([])
         held = self.reader.sync(own)
         self.session.rollback(held)
         self.reader.read += own[held:]
-        return self.session.feed(torch.tensor([own[held:]], device=self.session.device))[0, -1]
+        return self.session.feed(on_device([own[held:]], self.session.device))[0, -1]
 
     def own_tokens(self, prefix: list[int]) -> list[int]:
         """`prefix` in the draft's tokens, none where it cannot read it: half a character, or a token without a row."""

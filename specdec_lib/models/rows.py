@@ -8,6 +8,11 @@ from typing import Any
 import torch
 
 
+def on_device(values: Sequence, device: torch.device, dtype: torch.dtype = torch.long) -> torch.Tensor:
+    """Numbers as a tensor on `device`, for which the host does not wait."""
+    return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)
+
+
 def padded(rows: Sequence[Sequence[int] | torch.Tensor], device: torch.device) -> torch.Tensor:
     """Ids `[rows, n]`, padded with 0 on the right to the longest row.
 
@@ -16,9 +21,9 @@ def padded(rows: Sequence[Sequence[int] | torch.Tensor], device: torch.device) -
     """
     longest = max(map(len, rows))
     if any(isinstance(row, torch.Tensor) for row in rows):
-        each = [torch.as_tensor(row, dtype=torch.long, device=device) for row in rows]
+        each = [row.to(device) if isinstance(row, torch.Tensor) else on_device(row, device) for row in rows]
         return torch.stack([torch.nn.functional.pad(row, (0, longest - len(row))) for row in each])
-    return torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], dtype=torch.long, device=device)
+    return on_device([[*row, *[0] * (longest - len(row))] for row in rows], device)
 
 
 def tail(values: torch.Tensor, rows: Sequence[Sequence[int] | torch.Tensor], last: Sequence[int]) -> list[torch.Tensor]:
@@ -72,9 +77,9 @@ class Columns:
         also behind a window, and never becomes NaN.
         """
         begin, n = max(self.lengths), max(counts)
-        before = torch.tensor(self.lengths, device=device)[:, None]
+        before = on_device(self.lengths, device)[:, None]
         self.lengths = [held + count for held, count in zip(self.lengths, counts, strict=True)]
-        after = torch.tensor(self.lengths, device=device)[:, None]
+        after = on_device(self.lengths, device)[:, None]
         seen = torch.arange(begin + n, device=device) >= begin - before
         # those of the row alone; its padding must not go beyond the model's context
         positions = (before + torch.arange(n, device=device)).minimum(after - 1).clamp(min=0)

@@ -81,7 +81,10 @@ class EncoderDecoderSession(Session):
     def _feed_ragged(self, rows: Sequence[Ids], last: Sequence[int]) -> list[torch.Tensor]:
         outputs = [self._take_source(i, row) for i, row in enumerate(rows)]
         if any(k > len(output) for k, output in zip(last, outputs, strict=True)):
-            raise ValueError("logits of more positions were asked for than follow the source")
+            least = min(map(len, outputs))
+            raise ValueError(
+                f"logits of {max(last)} positions were asked for, but only {least} of those fed follow the source"
+            )
         if self._encoded is None:
             self._encode()
         if not any(map(len, outputs)):
@@ -94,7 +97,7 @@ class EncoderDecoderSession(Session):
         else:
             self.columns.align(self.cache.self_attention_cache)
             masks["decoder_attention_mask"], _ = self.columns.extend(counts, self.device)
-        if len(rows) > 1:
+        if self._padded(self._real.shape[1]):
             masks["attention_mask"] = self._real
         logits = self.model(
             encoder_outputs=BaseModelOutput(last_hidden_state=self._encoded),
@@ -125,9 +128,13 @@ class EncoderDecoderSession(Session):
         ids = padded(sources, self.device)
         real = [[1] * len(source) + [0] * (ids.shape[1] - len(source)) for source in sources]
         self._real = torch.tensor(real, device=self.device)
-        masks = {"attention_mask": self._real} if len(sources) > 1 else {}
+        masks = {"attention_mask": self._real} if self._padded(ids.shape[1]) else {}
         self._encoded = self.model.get_encoder()(input_ids=ids, **masks).last_hidden_state
         self.cache = new_cache(self.cache.self_attention_cache)
+
+    def _padded(self, longest: int) -> bool:
+        """Whether a source is shorter than what was encoded: then the decoder must not look at all of it."""
+        return any(len(source) < longest for source in self._sources)
 
     def _rollback(self, lengths: list[int]) -> None:
         for i, length in enumerate(lengths):

@@ -21,7 +21,7 @@ import torch
 
 from ..errors import SpecdecError
 from .fast import FastLlama
-from .rows import Columns, padded, tail
+from .rows import Columns, on_device, padded, tail
 
 Ids: TypeAlias = Sequence[int] | torch.Tensor
 """Token ids: a list, or a tensor `[n]` on the session's device, as a draft model leaves them."""
@@ -91,7 +91,8 @@ class Session:
         """
         wanted = [lengths] * self.rows if isinstance(lengths, int) else list(lengths)
         if any(not 0 <= new <= held for new, held in zip(wanted, self.lengths, strict=True)):
-            raise ValueError(f"cannot roll back to {wanted}: the session holds {self.lengths} tokens")
+            held = " and ".join(map(str, self.lengths))
+            raise ValueError(f"cannot roll back to {lengths}: the session holds {held} tokens")
         if wanted != self.lengths:
             self._rollback(wanted)
 
@@ -162,7 +163,7 @@ class FastSession(Session):
 
     @torch.inference_mode()
     def _feed_ragged(self, rows: Sequence[Ids], last: Sequence[int]) -> list[torch.Tensor]:
-        starts = torch.tensor(self.lengths, device=self.device)
+        starts = on_device(self.lengths, self.device)
         hidden = self.model.hidden(padded(rows, self.device), self.cache, starts=starts)
         self._hold([held + len(row) for held, row in zip(self.lengths, rows, strict=True)])
         wanted = tail(hidden, rows, last)
@@ -291,7 +292,7 @@ class TransformersSession(Session):
 
     def select_rows(self, rows: Sequence[int]) -> None:
         if self.cache.get_seq_length():
-            self.cache.batch_select_indices(torch.tensor(rows, device=self.device))
+            self.cache.batch_select_indices(on_device(rows, self.device))
         self.columns.select(rows)
 
 

@@ -286,7 +286,7 @@ def differs(model: Any, a: torch.Tensor, b: torch.Tensor) -> bool:
     apart = (a - b).norm(dim=-1) / torch.maximum(a.norm(dim=-1), b.norm(dim=-1)).clamp(min=1e-9)
     exact = all(p.dtype in (torch.float32, torch.float64) for p in model.parameters()) and not is_quantised(model)
     exact = exact and torch.get_float32_matmul_precision() == "highest"
-    return bool(apart.flatten().quantile(0.75) > (ROUNDING if exact else COARSE))
+    return bool(apart.flatten().cpu().quantile(0.75) > (ROUNDING if exact else COARSE))
 
 
 _SOURCES = ((2, 3, 5, 7, 4, 6), (3, 4))  # of an encoder-decoder, by row, as places among the ordinary ids
@@ -294,7 +294,8 @@ _SOURCES = ((2, 3, 5, 7, 4, 6), (3, 4))  # of an encoder-decoder, by row, as pla
 
 def _ordinary(config: Any) -> list[int]:
     """Ids that mean nothing special to a model, such as the end of a text or a place for an image; all if few are."""
-    special = {value for name, value in config.to_dict().items() if name.endswith(("_id", "_index"))}
+    named = [value for name, value in config.to_dict().items() if name.endswith(("_id", "_index"))]
+    special = {one for value in named for one in (value if isinstance(value, list) else [value])}
     vocabulary = range(config.get_text_config().vocab_size)
     few = vocabulary[: 16 * ASKED]
     return [i for i in few if i not in special] or list(few)

@@ -34,7 +34,7 @@ from typing import Any
 
 import numpy as np
 
-from ..distributions import Array, is_torch, joined, maximum, one_hot, residual, stacked
+from ..distributions import Array, is_torch, joined, maximum, one_hot, residual, stacked, total, where
 from ..errors import SpecdecError
 from . import Verifier
 from .token import acceptance_prob, count_probs, gather_probs, next_draft_probs, take_row, to_scalar
@@ -78,6 +78,18 @@ def in_order(kept: Callable[[Array, Array, Sequence[int]], Array]) -> Callable[[
 def token_by_token(keeps: Callable[[Array, Array], Array]) -> Callable[[Array, Array, Sequence[int]], Any]:
     """`accepted` of a rule from what it keeps at each position, `(p [g, V], q [g, V]) -> [g, V]`."""
     return in_order(lambda p, q, x: gather_probs(keeps(p[: len(x)], q[: len(x)]), x))
+
+
+def choose(condition: Any, a: Array, b: Array) -> Array:
+    """`a` if the condition holds, else `b`; where it is a tensor, without waiting for it."""
+    return where(condition, a, b) if is_torch(condition) else a if condition else b
+
+
+def point_mass(token: Any, like: Array) -> Array:
+    """The point mass `[V]` on a token."""
+    if is_torch(like) and not is_torch(token):
+        token = like.new_tensor(token).long()
+    return one_hot(token, like)
 
 
 def favourite(p: Array) -> Array:
@@ -220,24 +232,28 @@ def ensemble(w: Any, bonus: str = "mixture") -> LossyVerifier:
         # kept or replaced, the last token counts as the one that follows
         return count_probs(joined(a[:-1], 0) if bonus == "none" and len(x) else a)
 
-    def correction(p: Array, q: Array, x: Sequence[int], n: int) -> Array:
-        if n < len(x):
-            law = residual(p[n], q[n])
-            if bonus == "none" and n == len(x) - 1:
-                a = to_scalar(keeps(p[n], q[n])[x[n]])
-                law = (1 - a) * law
-                law[x[n]] = law[x[n]] + a
-            return law
-        if bonus != "mixture":
-            return p[n]
-        if len(q) == len(x):
-            raise SpecdecError("ensemble with its bonus from the mixture needs the draft's law after its last token: "
-                               "pass q with g + 1 rows, or use bonus='none' or bonus='target'")  # fmt: skip
-        return mixture(p[n], q[n])
+    def correction(p: Array, q: Array, x: Sequence[int], n: Any) -> Array:
+        g, p_next = len(x), take_row(p, n)
+        if bonus == "mixture":
+            if len(q) == g:
+                raise SpecdecError(
+                    "ensemble with its bonus from the mixture needs the draft's distribution after its last token: "
+                    "pass q with g + 1 rows, or use bonus='none' or bonus='target'"
+                )
+            q_next = take_row(q, n)
+            return choose(n < g, residual(p_next, q_next), mixture(p_next, q_next))
+        q_next = next_draft_probs(p, q, x, n)
+        replaced = residual(p_next, q_next)  # after a whole draft p itself
+        if bonus == "target" or not g:
+            return replaced
+        # the last draft token, kept or replaced, counts as the token that follows
+        drafted = point_mass(x[g - 1], p_next)
+        a = total(keeps(p[g - 1], q[g - 1]) * drafted)
+        return choose(n == g - 1, (1 - a) * replaced + a * drafted, replaced)
 
     source = "DIVERSE, arXiv 2604.07622"
     name, next_law = f"ensemble({w}, {bonus})", bonus == "mixture"
-    return LossyVerifier(name, accepted, correction, w == 1, source, keeps, residual, next_law=next_law)
+    return LossyVerifier(name, accepted, correction, w == 1, source, keeps, residual, next_law=next_law, on_device=True)
 
 
 # -- typical acceptance --------------------------------------------------------------------------------

@@ -26,9 +26,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ..distributions import Array, normalise, residual
+from ..distributions import Array, is_torch, normalise, residual, stacked
 from ..errors import SpecdecError
-from .token import acceptance_prob, to_scalar
+from .token import acceptance_prob, as_numbers
 
 Draw: TypeAlias = tuple[Any, tuple[int, ...], Array]
 """Probability, candidates, the laws `[k, V]` that they are said to be drawn from."""
@@ -68,13 +68,13 @@ def accepted(p: Array, q: Array, candidates: Sequence[int]) -> list:
     >>> [str(a) for a in accepted(p, q, (2, 0))]
     ['0', '1', '0']
     """
-    law, reached = [], 1
+    chances, reached = [], 1 + 0 * p[0]
     for x, q_i in zip(candidates, q, strict=True):
-        a = acceptance_prob(to_scalar(p[x]), to_scalar(q_i[x]))
-        law.append(reached * a)
+        a = acceptance_prob(p[x], q_i[x])
+        chances.append(reached * a)
         reached = reached * (1 - a)
         p = residual(p, q_i)
-    return [*law, reached]
+    return as_numbers(vector([*chances, reached], p))
 
 
 def correction(p: Array, q: Array, candidates: Sequence[int]) -> Array:
@@ -82,6 +82,11 @@ def correction(p: Array, q: Array, candidates: Sequence[int]) -> Array:
     for q_i in q:
         p = residual(p, q_i)
     return p
+
+
+def vector(numbers: list, like: Array) -> Array:
+    """Numbers as a vector of the kind of `like`."""
+    return stacked(numbers) if is_torch(like) else np.array(numbers, like.dtype)
 
 
 # -- how candidates are drawn --------------------------------------------------------------------------

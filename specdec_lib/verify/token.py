@@ -23,7 +23,7 @@ def gather_probs(probs: Array, x: Any) -> Array:
     if is_torch(probs):
         import torch
 
-        index = torch.as_tensor(x, dtype=torch.long, device=probs.device)
+        index = x if is_torch(x) else torch.tensor(x, dtype=torch.long).to(probs.device, non_blocking=True)
         return probs[: len(x)].gather(-1, index[:, None])[:, 0].double()
     return probs[list(range(len(x))), list(x)]
 

@@ -21,6 +21,7 @@ from specdec_lib.distill.tiny_t5 import DRAFT, TARGET
 from specdec_lib.distill.translation import sentences
 from specdec_lib.models import load_transformers, open_session
 from specdec_lib.models.seq2seq import EncoderDecoderSession
+from specdec_lib.models.support import check_rows
 
 SOURCES = [[5, 9, 17, 3, 8, 9, 17, 3], [4], [30, 2, 2], [7, 7, 12, 40, 1, 6, 6, 6, 21, 33, 8], [9, 17]]
 N = 24
@@ -159,6 +160,7 @@ def test_each_encoder_runs_once_for_each_batch(tiny_folder):
     pair = sd.Pair(*(load_transformers(tiny_folder("t5", seed=seed), "cpu", "float64") for seed in (0, 1)))
     read = []
     for model in (pair.target, pair.draft):
+        check_rows(model)  # asks the model a few passes
         model.get_encoder().register_forward_hook(
             lambda module, args, kwargs, output: read.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
         )
@@ -197,7 +199,7 @@ def test_feeding_and_rolling_back_rows_at_will(tiny_folder):
     for text, found in zip((texts[2] + [5], texts[0] + [6, 7]), run.feed_rows([[5], [6, 7]], [1, 2]), strict=True):
         alone = open_session(model).feed(torch.tensor([text]), last=len(found))[0]
         torch.testing.assert_close(found, alone, rtol=1e-5, atol=1e-5)
-    with pytest.raises(ValueError, match="than follow the source"):
+    with pytest.raises(ValueError, match="only 0 of those fed follow the source"):
         open_session(model, 2).feed_rows([[5, 6], [7, marker]], [1, 1])
 
 

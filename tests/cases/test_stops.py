@@ -207,7 +207,7 @@ def test_a_tokenizer_that_moves_punctuation_is_shown_by_whole_words():
         ({"stop": ["x<eos>"]}, "'<eos>', a special token, which texts do not show"),
         ({"criteria": [3]}, "a stopping criterion is a function"),
         ({"eos": [46]}, "ids below the vocabulary's 46"),
-        ({"eos": ["<eos>"]}, "ids below the vocabulary's 46"),
+        ({"eos": ["<eos>"]}, "eos must be a whole number >= 0, got '<eos>'"),
         ({"min_new_tokens": -1}, "min_new_tokens must be a whole number >= 0"),
         ({"min_new_tokens": 9, "max_new_tokens": 8}, r"min_new_tokens \(9\) exceeds the 8"),
         ({"batch_size": 0}, "batch_size must be a whole number >= 1"),

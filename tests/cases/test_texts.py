@@ -112,7 +112,7 @@ def test_early_exit_with_adaptive_lengths(gamma, tiny):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda case: sd.EarlyExitDrafter(0), "whole number of layers >= 1"),
+        (lambda case: sd.EarlyExitDrafter(0), "layers must be a whole number >= 1, got 0"),
         (lambda case: sd.generate(case.with_draft(sd.EarlyExitDrafter(2)), PROMPT), "the target has 2"),
         (lambda case: sd.generate(sd.Pair(case.model, sd.EarlyExitDrafter(1)), PROMPT), "runs as FastLlama"),
         (lambda case: sd.generate(case.with_draft(sd.EarlyExitDrafter(1)), [PROMPT] * 2, batch_size=2), "one text"),
