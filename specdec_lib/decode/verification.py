@@ -102,7 +102,7 @@ def verify_chain(plan: Plan, text: Text, drafts: Sequence[Draft], logits: Sequen
 
     numbers = {"n": as_row(n, raw), "last": as_row(last, raw), "highest": scores.amax(-1).double()}
     if isinstance(draft.tokens, torch.Tensor):
-        numbers["drafted"] = ids.double()
+        numbers["drafted"] = draft.on(raw.device).double()
     if not rule.point_mass:
         numbers |= {"p": gather_probs(p, ids), "q": gather_probs(q, ids)}
     if draft.probs is not None:
@@ -113,9 +113,9 @@ def verify_chain(plan: Plan, text: Text, drafts: Sequence[Draft], logits: Sequen
         numbers |= logprobs(params, raw, scores, path)
 
     def finish(found: dict[str, list[float]]) -> Verdict:
-        tokens = [int(t) for t in found["drafted"]] if "drafted" in found else draft.bring_home()[:g]
-        if "drafted" in found and not rule.next_law:
-            draft.tokens = tokens  # the drafter finds them here when it goes on
+        if "drafted" in found:
+            draft.tokens = [int(token) for token in found["drafted"]]  # the drafter finds them when it goes on
+        tokens = draft.bring_home()[:g]
         kept = int(found["n"][0])
         p_x = found.get("p", [float(i < kept) for i in range(g)])
         q_x = found.get("q", [1.0] * g)
