@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from .decode.draft_length import is_rule
 from .drafters import (
     ComposedDrafter,
     ModelDrafter,
@@ -16,11 +17,10 @@ from .drafters import (
     TextDrafter,
     as_drafter,
 )
+from .drafters.on_disk import has_own_tokenizer, is_draft, load_draft, packaged_drafts, read_manifest, target_hash
 from .drafters.other_tokenizer import difference
 from .errors import SpecdecError
-from .lengths import is_rule
 from .models import Pair, load_model, load_tokenizer
-from .models.drafts import has_own_tokenizer, is_draft, load_draft, packaged_drafts, read_manifest, target_hash
 from .models.pair import AUTO, PACKAGED, device_and_dtype, is_encoder_decoder, resolve, vocabulary_size
 
 LOOKUP = "lookup"

@@ -23,16 +23,11 @@ from typing import Any
 
 import numpy as np
 
-from .acceptance import (  # noqa: F401  (where alpha comes from is part of the theory: offered from here too)
-    AcceptanceEstimate,
+from .acceptance import (
     Number,
-    acceptance_by_position,
-    acceptance_from_laws,
-    acceptance_from_trace,
     as_given,
     block_efficiency_by_position,
     checked,
-    classical_rejection_rate,
     pooled_alpha,
     rate,
     repeat_alpha,

@@ -11,7 +11,7 @@ from scipy.stats import binom, kstest
 from specdec_lib.audit.audit import audit
 from specdec_lib.audit.gof import goodness_of_fit, log_e_value, noise, power_at, required_samples, visible_effect
 from specdec_lib.exact import constant_model, distance, target_law
-from specdec_lib.exact.kill import P, Q, mutant_law
+from specdec_lib.studies.kill import P, Q, mutant_law
 from specdec_lib.verify.mutants import MUTANTS
 
 REPETITIONS = 2_000

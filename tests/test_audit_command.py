@@ -12,7 +12,7 @@ from specdec_lib.audit import command
 from specdec_lib.audit.enumeration import Unenumerable, runs
 from specdec_lib.errors import SpecdecError
 from specdec_lib.exact import distance, random_pair, target_law
-from specdec_lib.exact.kill import mutant_law
+from specdec_lib.studies.kill import mutant_law
 from specdec_lib.verify.mutants import MUTANTS
 
 RULES = """

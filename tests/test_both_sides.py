@@ -5,7 +5,12 @@ import torch
 import transformers
 
 import specdec_lib as sd
-from specdec_lib.audit.both_sides import (
+from specdec_lib.decode.results import summarise
+from specdec_lib.drafters import ComposedDrafter, EarlyExitDrafter, ModelDrafter, NGramDrafter, PromptLookupDrafter
+from specdec_lib.drafters.assistant import DrafterAssistant
+from specdec_lib.errors import SpecdecError
+from specdec_lib.studies import tiny_t5
+from specdec_lib.studies.both_sides import (
     LENGTH,
     PROMPT,
     attempt,
@@ -17,12 +22,7 @@ from specdec_lib.audit.both_sides import (
     traced,
     written,
 )
-from specdec_lib.audit.probes import BREAKS, HONOURED, IGNORED, PROBES, REFUSED, WORDS, look
-from specdec_lib.distill import tiny_t5
-from specdec_lib.drafters import ComposedDrafter, EarlyExitDrafter, ModelDrafter, NGramDrafter, PromptLookupDrafter
-from specdec_lib.drafters.assistant import DrafterAssistant
-from specdec_lib.errors import SpecdecError
-from specdec_lib.results import summarise
+from specdec_lib.studies.probes import BREAKS, HONOURED, IGNORED, PROBES, REFUSED, WORDS, look
 
 
 def raising(error):
@@ -143,8 +143,8 @@ def test_what_cannot_draft_there_is_refused():
 def test_the_figure_says_every_word_once_a_side():
     from matplotlib.figure import Figure
 
-    from specdec_lib.audit.both_sides import Finding, Outcome
-    from specdec_lib.report.sides import LOOKS, draw_sides
+    from specdec_lib.studies.both_sides import Finding, Outcome
+    from specdec_lib.studies.sides import LOOKS, draw_sides
 
     assert set(LOOKS) == set(WORDS)
     axes = Figure().add_subplot()

@@ -10,7 +10,7 @@ import pytest
 
 from specdec_lib.audit.audit import audit
 from specdec_lib.audit.gof import noise
-from specdec_lib.report.checks import MISSED, Row, by_survival, draw_audits, draw_kills
+from specdec_lib.studies.checks import MISSED, Row, by_survival, draw_audits, draw_kills
 
 MATRIX = pd.DataFrame(
     {

@@ -10,12 +10,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import specdec_lib as sd
-from specdec_lib.audit.both_sides import disturbed
 from specdec_lib.audit.identity import compare
 from specdec_lib.bench.prompts import load_prompts
 from specdec_lib.decode import summarise
+from specdec_lib.drafters.on_disk import has_own_tokenizer, load_draft, packaged_drafts, target_hash
 from specdec_lib.models import load_model, load_tokenizer, load_transformers
-from specdec_lib.models.drafts import has_own_tokenizer, load_draft, packaged_drafts, target_hash
+from specdec_lib.studies.both_sides import disturbed
 from specdec_lib.verify import VERIFIERS, Verifier, get_verifier
 
 KINDS = ["llama", "qwen2", "gpt2", "gemma"]

@@ -9,8 +9,8 @@ from test_other_tokenizer import KINDS, byte_level, every_byte
 from tiny import ALPHABET
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
+from specdec_lib.decode.stopping import Stopping, TextStream
 from specdec_lib.detokenize import Detokenizer, GrowingText
-from specdec_lib.stopping import Stopping, TextStream
 
 TEXT = "the cab , a bee . It is n't 'the ' cab 've we ? né — 🔥你 ! \n\n a  b"
 

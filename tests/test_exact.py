@@ -25,8 +25,8 @@ from specdec_lib.exact import (
     round_law,
     target_law,
 )
-from specdec_lib.exact.kill import P, Q
-from specdec_lib.exact.proof import LOSSLESS, prove, unlikely
+from specdec_lib.studies.kill import P, Q
+from specdec_lib.studies.proof import LOSSLESS, prove, unlikely
 from specdec_lib.verify import Verifier, token
 from specdec_lib.verify.multidraft import recursive
 

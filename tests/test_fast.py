@@ -14,13 +14,13 @@ from tiny import tiny_feature_draft, tiny_model, tiny_tokenizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import specdec_lib as sd
-from specdec_lib.bench.hardware import measure_machine
-from specdec_lib.bench.packed import pack_linears
+from specdec_lib.bench.contest import pack_linears
 from specdec_lib.models import fast as fast_module
 from specdec_lib.models import load_model, load_transformers, open_session
 from specdec_lib.models.fast import Cache, FastLlama, PackedLinear, packed_linears_available, unsupported
 from specdec_lib.models.feature_draft import FastFeatureDraft
 from specdec_lib.models.pair import fast
+from specdec_lib.studies.hardware import measure_machine
 
 IDS = torch.tensor([[5, 9, 17, 3, 8, 30, 12, 7, 25, 6, 11, 14]])
 EXACT = {"rtol": 1e-4, "atol": 1e-5}  # transformers takes norms and rotary angles in float32, also in a float64 model

@@ -14,8 +14,8 @@ from specdec_lib.distill.evaluate import Answer, evaluate_draft, read
 from specdec_lib.distill.features import drafted_logits, watched_layers
 from specdec_lib.distill.recipe import Job, distill
 from specdec_lib.drafters import ComposedDrafter, Sampling
+from specdec_lib.drafters.on_disk import load_draft, write_draft
 from specdec_lib.models import Pair, load_transformers, open_session
-from specdec_lib.models.drafts import load_draft, write_draft
 from specdec_lib.models.pair import fast
 
 PROMPTS = [[1, 2, 3, 4, 5], [7, 8, 9], [3]]

@@ -9,7 +9,6 @@ from tiny import tiny_model, tiny_tokenizer
 import specdec_lib as sd
 from specdec_lib.audit import adapters
 from specdec_lib.audit.audit import audit
-from specdec_lib.audit.both_sides import written
 from specdec_lib.decode import generate, generate_plain
 from specdec_lib.errors import SpecdecError
 from specdec_lib.generation_settings import (
@@ -24,6 +23,7 @@ from specdec_lib.generation_settings import (
     warn_of_settings,
 )
 from specdec_lib.models.pair import end_tokens, fast
+from specdec_lib.studies.both_sides import written
 
 SETTINGS = {
     "sequence_bias": [[[7], 4.0], [[9, 7], -5.0]],

@@ -7,9 +7,12 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from specdec_lib.bench import hardware
 from specdec_lib.bench.costs import Estimate
-from specdec_lib.bench.hardware import (
+from specdec_lib.errors import SpecdecError
+from specdec_lib.models import load_transformers, open_session
+from specdec_lib.models.fast import FastLlama
+from specdec_lib.studies import hardware
+from specdec_lib.studies.hardware import (
     Machine,
     Series,
     Work,
@@ -19,9 +22,6 @@ from specdec_lib.bench.hardware import (
     time_passes,
     verification_costs,
 )
-from specdec_lib.errors import SpecdecError
-from specdec_lib.models import load_transformers, open_session
-from specdec_lib.models.fast import FastLlama
 from specdec_lib.theory import roofline_verification_cost
 
 

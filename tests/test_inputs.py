@@ -9,8 +9,8 @@ from tiny import tiny_model, tiny_tokenizer
 
 import specdec_lib as sd
 from specdec_lib import prompts
+from specdec_lib.decode.draft_length import Confidence, Constant, Fastest, Heuristic, as_lengths
 from specdec_lib.errors import SpecdecError
-from specdec_lib.lengths import Confidence, Constant, Fastest, Heuristic, as_lengths
 from specdec_lib.models.pair import resolve
 
 
@@ -194,7 +194,7 @@ def test_a_name_that_can_be_no_hub_id_is_refused_before_any_network(monkeypatch)
 
 def test_an_unknown_draft_is_refused_with_what_there_is(tmp_path):
     from specdec_lib.audit.command import load_engine
-    from specdec_lib.bench.packed import load_draft
+    from specdec_lib.bench.contest import load_draft
     from specdec_lib.load import check_draft, draft_source
 
     for door in (draft_source, load_draft, lambda name: load_engine("transformers", "packaged", name, 3, 1.0)):
@@ -240,7 +240,7 @@ def test_a_draft_whose_tokens_are_unknown_is_refused_by_every_door(damage, tmp_p
     import shutil
 
     from specdec_lib.audit.command import load_engine
-    from specdec_lib.bench.packed import load_contest
+    from specdec_lib.bench.contest import load_contest
 
     target, draft = str(tiny_folder("llama")), str(shutil.copytree(tiny_folder("llama", 1), tmp_path / "draft"))
     file = tmp_path / "draft" / "tokenizer.json"

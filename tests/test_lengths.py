@@ -8,10 +8,19 @@ from statistics import mean
 import pytest
 
 import specdec_lib as sd
-from specdec_lib.bench.replay import Met, meet, replay
-from specdec_lib.lengths import Confidence, Constant, Fastest, Heuristic, Shares, as_lengths, best_length, pass_seconds
+from specdec_lib.decode.draft_length import (
+    Confidence,
+    Constant,
+    Fastest,
+    Heuristic,
+    Shares,
+    as_lengths,
+    best_length,
+    pass_seconds,
+)
+from specdec_lib.decode.results import Round
 from specdec_lib.models import load_model, load_transformers
-from specdec_lib.results import Round
+from specdec_lib.studies.replay import Met, meet, replay
 
 PROMPT = [5, 9, 17, 3, 8, 9, 17, 3]
 

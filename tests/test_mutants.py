@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from specdec_lib.exact import KINDS, constant_model, distance, output_law, random_pair, target_law
-from specdec_lib.exact.kill import (
+from specdec_lib.studies.kill import (
     CHECKS,
     CONTROLS,
     GAMMA,

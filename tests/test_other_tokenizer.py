@@ -11,12 +11,12 @@ from tiny import ALPHABET, SPECIAL, tiny_model, tiny_tokenizer
 from transformers import RepetitionPenaltyLogitsProcessor
 
 import specdec_lib as sd
+from specdec_lib.decode.draft_length import Confidence
 from specdec_lib.drafters import Sampling
+from specdec_lib.drafters.on_disk import packaged_drafts
 from specdec_lib.drafters.other_tokenizer import Bridge, contents, decode, difference, encode
-from specdec_lib.lengths import Confidence
 from specdec_lib.load import default_draft
 from specdec_lib.models import load_model, load_tokenizer, load_transformers
-from specdec_lib.models.drafts import packaged_drafts
 from specdec_lib.models.pair import fast
 
 sys.path.insert(0, str(Path(__file__).parent / "cases"))

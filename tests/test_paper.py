@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from specdec_lib.errors import SpecdecError
-from specdec_lib.report import paper
+from specdec_lib.studies import paper
 from specdec_lib.theory import block_efficiency, improvement_factor, operations_factor
 
 

@@ -30,8 +30,7 @@ from tiny import tiny_feature_draft, tiny_model, tiny_tokenizer
 from transformers import RepetitionPenaltyLogitsProcessor
 
 import specdec_lib as sd
-from specdec_lib.audit.both_sides import disturbed
-from specdec_lib.audit.remember import remembering
+from specdec_lib.audit.memoize import remembering
 from specdec_lib.bench.costs import CostMeter, pass_seconds
 from specdec_lib.distill import features
 from specdec_lib.distill.recipe import distill, prepare, write_text
@@ -39,7 +38,8 @@ from specdec_lib.distill.text import write_shard
 from specdec_lib.drafters import Sampling
 from specdec_lib.models import load_model, open_session
 from specdec_lib.models.pair import fast
-from specdec_lib.trees import confident
+from specdec_lib.studies.both_sides import disturbed
+from specdec_lib.studies.trees import confident
 from specdec_lib.verify.lossy import ensemble, lenience, lenience_greedy
 
 sys.path.insert(0, str(Path(__file__).parent / "distill"))

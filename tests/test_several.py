@@ -9,16 +9,16 @@ import pytest
 import torch
 
 import specdec_lib as sd
-from specdec_lib.audit.both_sides import disturbed
 from specdec_lib.audit.enumeration import runs
+from specdec_lib.decode.draft_length import Confidence, Heuristic
 from specdec_lib.decode.verification import follow
 from specdec_lib.distributions import overlap
 from specdec_lib.drafters import Sampling
 from specdec_lib.exact import Draft, distance, random_pair, target_law
-from specdec_lib.lengths import Confidence, Heuristic
 from specdec_lib.models import load_model, load_transformers
 from specdec_lib.models.session import open_session
-from specdec_lib.trees import independent_chains, rounds
+from specdec_lib.studies.both_sides import disturbed
+from specdec_lib.studies.trees import independent_chains, rounds
 from specdec_lib.verify import VERIFIERS, multidraft
 
 PROMPT = [5, 9, 17, 3, 8, 9, 17, 3]

@@ -7,10 +7,10 @@ from math import prod
 import pytest
 
 import specdec_lib as sd
-from specdec_lib.bench import grid
-from specdec_lib.bench.grid import predicted_and_measured
 from specdec_lib.bench.sweep import in_turns, speedup
 from specdec_lib.errors import SpecdecError
+from specdec_lib.studies import grid
+from specdec_lib.studies.grid import predicted_and_measured
 
 PROMPTS = [[5, 9, 17, 3], [8, 2, 8, 2, 8], [1, 7]]
 

@@ -13,7 +13,7 @@ from specdec_lib.errors import SpecdecError
 from specdec_lib.exact import output_law, random_model, random_pair, target_law
 from specdec_lib.models.pair import load_model
 from specdec_lib.models.session import open_session
-from specdec_lib.trees import (
+from specdec_lib.studies.trees import (
     along,
     best_tree,
     by_rank,

@@ -24,7 +24,7 @@ from specdec_lib.exact import (
     random_pair,
     target_law,
 )
-from specdec_lib.exact.kill import P, Q
+from specdec_lib.studies.kill import P, Q
 from specdec_lib.verify import VERIFIERS, get_verifier
 from specdec_lib.verify.lossy import BONUSES, RESIDUALS, ensemble, lenience, lenience_greedy, threshold, typical
 from specdec_lib.verify.multidraft import DRAWS, TreeVerifier, accepted, correction, recursive, top_k

@@ -21,16 +21,7 @@ import numpy as np
 from ..errors import SpecdecError
 from ..validate import seed as checked_seed
 from ..validate import share, whole
-from .gof import (
-    Fit,
-    checked_law,
-    goodness_of_fit,
-    holm,
-    log_e_value,
-    power_at,
-    required_samples,
-    visible_effect,
-)
+from .gof import Fit, checked_law, goodness_of_fit, holm, log_e_value, power_at, required_samples, visible_effect
 
 Outcome: TypeAlias = tuple[int, ...]
 Law: TypeAlias = Mapping[Outcome, Any] | Sequence[float] | np.ndarray

@@ -172,11 +172,11 @@ def load_engine(
     engine: str, target: str, draft: str | None, gamma: int, temperature: float, trust_remote_code: bool = False
 ) -> tuple[Any, Callable[..., Sampler]]:
     """The pair, and the function `(prompt ids, length, end) -> sampler`."""
+    from ..drafters.on_disk import has_own_tokenizer, is_draft, read_manifest
     from ..load import LOOKUP, draft_source, fastest_model, load_pair, own_tokenizer
-    from ..models.drafts import has_own_tokenizer, is_draft, read_manifest
     from ..models.pair import PACKAGED, Pair, load_tokenizer, load_transformers
     from . import adapters
-    from .remember import remembering
+    from .memoize import remembering
 
     if engine == "ours":
         pair = load_pair(target, LOOKUP if draft == "none" else draft, trust_remote_code=trust_remote_code)

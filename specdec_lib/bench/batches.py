@@ -14,9 +14,9 @@ from statistics import median
 from typing import Any
 
 from ..decode import Generation
+from ..environment import environment
 from ..load import load_pair
 from ..models.pair import Pair
-from ..report.environment import environment
 from ..report.folder import write_text
 from .prompts import load_prompts
 from .speed import in_turn

@@ -186,8 +186,8 @@ def lines(what: str, steps: int | None, say: Callable[[str], Any]) -> Callable[[
 
 def manifest_of(draft: str) -> Path:
     """The folder of the draft of this name, which has a manifest."""
+    from ..drafters.on_disk import is_draft, packaged_drafts
     from ..load import names_of
-    from ..models.drafts import is_draft, packaged_drafts
 
     folders = [packaged_drafts().get(name, Path(name)) for name in names_of(draft)]
     if not any(map(is_draft, folders)):
@@ -197,7 +197,7 @@ def manifest_of(draft: str) -> Path:
 
 def keep_speed(folder: Path, result: dict[str, Any]) -> None:
     """Note the measured speed in the manifest in `folder`."""
-    from ..models.drafts import note_speed
+    from ..drafters.on_disk import note_speed
 
     note_speed(
         folder,

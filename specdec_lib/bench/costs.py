@@ -27,10 +27,11 @@ from ..acceptance import acceptance_by_position
 from ..decode import Round, generate, generate_plain
 from ..drafters import Sampling, as_drafter
 from ..errors import SpecdecError
-from ..models.pair import Pair, context_length, load_model, vocabulary_size
+from ..models.pair import Pair, load_model, vocabulary_size
 from ..models.session import Session, open_session
+from ..models.support import context_length
 from ..theory import Prediction, predict
-from .packed import load_draft
+from .contest import load_draft
 
 SWEEPS = 3  # times that each cost is taken on one text
 FEWEST = 6  # of n values the extremes enclose the median with probability 1 - 2^(1-n): 95 % from n = 6 on

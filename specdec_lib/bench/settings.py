@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from ..drafters import Sampling
+from ..environment import environment
 from ..errors import SpecdecError
 from ..load import check_tokenizers
-from ..report.environment import environment
 from ..report.folder import finite, json_text, write_text
 from ..report.reproduce import ROOT, digest, state_of
+from .contest import load_contest
 from .costs import footprint
-from .packed import load_contest
 from .prompts import Prompt, load_prompts
 from .speed import check_room
 from .summary import measure
@@ -216,7 +216,7 @@ def on_workers(
     settings: dict[Setting, dict[str, str]], jobs: int, scheduler: str | None, say: Callable[[str], Any]
 ) -> Measured:
     """On the workers of a dask scheduler, one setting at a time on each."""
-    from ..report import workers
+    from .. import workers
 
     def found(future: Any) -> dict[str, Any] | SpecdecError:
         try:
@@ -236,7 +236,7 @@ def work(task: tuple[Setting, dict[str, str]], threads: dict[str, str | None]) -
     """On a worker: measure the setting in a process of its own, with this worker's checkout."""
     from distributed import get_worker
 
-    from ..report.workers import check_same
+    from ..workers import check_same
 
     setting, depends_on = task
     check_same(depends_on, setting.depends_on(state_of(ROOT)), get_worker().address)

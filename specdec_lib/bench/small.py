@@ -21,9 +21,9 @@ import numpy as np
 from ..audit.simulate import one_round, simulate
 from ..decode import Round, generate, generate_plain
 from ..drafters import Sampling
+from ..environment import environment
 from ..load import load_pair
 from ..models.pair import Pair
-from ..report.environment import environment
 from ..report.folder import write_text
 from ..verify import VERIFIERS
 from .costs import CostMeter, Estimate, median

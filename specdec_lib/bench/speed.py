@@ -29,10 +29,10 @@ from ..audit.identity import compare
 from ..decode import Round, check_lengths, generate, generate_plain
 from ..drafters import Sampling
 from ..errors import SpecdecError, first_line
-from ..models.pair import context_length, is_encoder_decoder
-from ..models.support import room
+from ..models.pair import is_encoder_decoder
+from ..models.support import context_length, room
+from .contest import Contest, pack_linears
 from .costs import FEWEST, Estimate, synchronise
-from .packed import Contest, pack_linears
 from .prompts import Prompt
 
 ARMS = {

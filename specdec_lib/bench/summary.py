@@ -11,8 +11,8 @@ import numpy as np
 from ..acceptance import acceptance_by_position, acceptance_from_trace
 from ..decode import Round, summarise
 from ..drafters import Sampling
+from .contest import Contest
 from .costs import FEWEST, CostMeter, Costs, Estimate, rounds_with_room
-from .packed import Contest
 from .prompts import Prompt
 from .speed import ARMS, Row, Run, Unfit, arms_of, partings, prepared, race, speed_ratio
 

@@ -13,18 +13,18 @@ from .. import validate
 from ..drafters import Drafter, as_drafter
 from ..errors import SpecdecError
 from ..generation_settings import bound, span_of, warn_of_settings
-from ..lengths import Constant, Lengths, as_lengths, check_gamma
 from ..models.pair import Pair, end_tokens, is_encoder_decoder, start_marker, vocabulary_size
 from ..models.seq2seq import DecoderView, start_token
 from ..models.session import device_of
 from ..models.support import check_decoder, check_rows, decoding, new_tokens
 from ..processing import Processor
 from ..prompts import as_list, encode_all
-from ..results import Generation, Round, Stats, summarise
-from ..stopping import Stopping, TextStream
 from ..verify import VERIFIERS, Verifier, get_verifier
+from .draft_length import Constant, Lengths, as_lengths, check_gamma
 from .loop import Plan, Text, decode_texts
 from .options import DecodeOptions
+from .results import Generation, Round, Stats, summarise
+from .stopping import Stopping, TextStream
 
 __all__ = [
     "DecodeOptions",
@@ -62,7 +62,7 @@ def generate(
     Args:
         pair: target, draft, tokenizer.
         prompts: a text, a list of texts, chat messages, a list of those, ids (a list or an array), or a tensor of ids.
-        gamma: draft length, >= 1, or a rule of `specdec_lib.lengths` that adapts it.  The last rounds draft less:
+        gamma: draft length, >= 1, or a rule of `decode.draft_length` that adapts it.  The last rounds draft less:
             never more than can still be used.
         max_new_tokens, temperature, top_k, top_p, min_p, seed, eos, on_round: see `DecodeOptions`.
         verifier: a name in `specdec_lib.verify.VERIFIERS`, or a `Verifier`.

@@ -15,14 +15,14 @@ from typing import Any
 import torch
 
 from ..drafters.base import Draft, DraftBatch, Drafter, DraftSession, check_draft
-from ..lengths import Schedule
 from ..models.pair import vocabulary_size
 from ..models.rows import on_device
 from ..models.session import Session, open_session
-from ..results import Round
 from ..sampling import SamplingParams
-from ..stopping import EndCheck
 from ..verify import Verifier
+from .draft_length import Schedule
+from .results import Round
+from .stopping import EndCheck
 from .verification import bring_home, verify_chain, verify_several
 
 ROOM = 256  # new tokens that the target's cache has room for at first; it grows when they are written

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 from .. import validate
 from ..errors import SpecdecError
 from ..processing import as_processors
-from ..results import Round
 from ..sampling import SamplingParams
-from ..stopping import as_tuple
+from .results import Round
+from .stopping import as_tuple
 
 Door = TypeVar("Door", bound=Callable[..., Any])
 

@@ -19,14 +19,14 @@ import torch
 
 from ..bench.prompts import load_prompts
 from ..drafters import SharedVocabularyDrafter
+from ..drafters.on_disk import local_folder, read_manifest, target_hash, write_draft
+from ..environment import versions
 from ..errors import SpecdecError, first_line
 from ..files import held, restore_folder
 from ..models import Pair, load_model, load_tokenizer
-from ..models.drafts import local_folder, read_manifest, target_hash, write_draft
 from ..models.fast import FastLlama
 from ..models.packaged import home
 from ..models.pair import PACKAGED, device_and_dtype, refuse_remote_code, resolve
-from ..report.environment import versions
 from ..validate import number, unwrapped, whole
 from . import features, ngram
 from .evaluate import encode, evaluate_draft, target_answers

@@ -15,8 +15,8 @@ import torch
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 from transformers.generation import GenerateDecoderOnlyOutput, GenerationMixin
 
+from ..decode.draft_length import check_gamma
 from ..errors import SpecdecError
-from ..lengths import check_gamma
 from ..models.pair import is_encoder_decoder, vocabulary_size
 from ..sampling import SamplingParams
 from .base import Draft, Drafter

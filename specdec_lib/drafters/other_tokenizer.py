@@ -23,15 +23,7 @@ from ..models.rows import on_device
 from ..models.session import Session, open_session
 from ..sampling import SamplingParams
 from .base import Draft, DraftBatch, Drafter, DraftSession, bring_all_home
-from .model import (
-    DraftSampler,
-    OneText,
-    Reader,
-    VocabularyLimits,
-    as_drafter,
-    check_confidence,
-    check_draft_model,
-)
+from .model import DraftSampler, OneText, Reader, VocabularyLimits, as_drafter, check_confidence, check_draft_model
 
 LOOKBACK = 10  # tokens of the text that a draft's text is re-encoded with, so that they meet as they would in a text
 WORDS = 4  # of the text that are encoded once more with what follows them

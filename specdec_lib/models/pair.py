@@ -15,7 +15,6 @@ from ..prompts import as_messages, text_ids, token_ids
 from ..validate import shown
 from . import packaged
 from .fast import FastLlama, unsupported
-from .support import context_length as context_length
 
 log = logging.getLogger(__name__)
 

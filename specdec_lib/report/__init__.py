@@ -7,8 +7,8 @@ and `claim(id, statement, ...)` for each statement that it puts to the test.  By
 
 from __future__ import annotations
 
+from ..environment import environment
 from .claims import Claim, claim, collect
-from .environment import environment
 from .figures import save, save_light, save_table, use_style
 
 __all__ = ["Claim", "claim", "collect", "environment", "save", "save_light", "save_table", "use_style"]

@@ -15,10 +15,10 @@ from typing import Any
 
 from distributed import Client, Future, get_worker
 
+from .. import workers
+from ..environment import environment
 from ..errors import SpecdecError
-from . import workers
 from .board import Board
-from .environment import environment
 from .reproduce import ROOT, Ended, Job, one_by_one, prepare, record_of, run, state_of
 from .runner import variables
 

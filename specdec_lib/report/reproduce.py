@@ -24,11 +24,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..environment import environment, versions
 from ..errors import SpecdecError, first_line
 from ..files import held, host
 from ..interrupt import exit_status, sigterm_interrupts
 from .claims import broken, collect, count, markdown, table_row, to_json
-from .environment import environment, versions
 from .folder import write_text
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Wrong rules, kept as negative controls: each is a fault that was shipped, reported or asked for somewhere.
 
-A check that cannot tell a mutant from the rule has not checked that part of the rule.  `exact/kill.py` sets every
+A check that cannot tell a mutant from the rule has not checked that part of the rule.  `studies/kill.py` sets every
 mutant against every check.
 
 A fault sits in one of four places, and a `Mutant` says which by the field it fills; all others stay correct:

@@ -7,11 +7,11 @@ import typer
 from tiny import tiny_tokenizer
 from typer.testing import CliRunner
 
-from specdec_lib.audit.both_sides import disturbed
 from specdec_lib.bench.command import bench
-from specdec_lib.bench.packed import load_contest
+from specdec_lib.bench.contest import load_contest
 from specdec_lib.bench.prompts import load_prompts
 from specdec_lib.models import load_transformers
+from specdec_lib.studies.both_sides import disturbed
 
 collect_ignore = ["conftest.py"]  # not a module of doctests: it is not the only one of its name
 

@@ -7,8 +7,8 @@ import pytest
 
 import specdec_lib as sd
 from specdec_lib.bench.command import bench, verdict
+from specdec_lib.bench.contest import load_contest
 from specdec_lib.bench.costs import CostMeter, Estimate
-from specdec_lib.bench.packed import load_contest
 from specdec_lib.bench.speed import race
 from specdec_lib.bench.summary import measure
 from specdec_lib.errors import SpecdecError

@@ -12,7 +12,7 @@ from tiny import tiny_tokenizer
 
 import specdec_lib as sd
 from specdec_lib.bench import speed
-from specdec_lib.bench.packed import load_contest, pack_linears
+from specdec_lib.bench.contest import load_contest, pack_linears
 from specdec_lib.bench.speed import ARMS, arms_of, partings, race, run
 from specdec_lib.errors import SpecdecError
 from specdec_lib.models import load_transformers, open_session
@@ -217,7 +217,7 @@ def test_no_prompt_is_refused(contest):
 
 
 def test_a_packaged_draft_goes_by_its_name(target_folder, tmp_path, monkeypatch):
-    from specdec_lib.models import drafts
+    from specdec_lib.drafters import on_disk as drafts
 
     table = sd.NGramDrafter.fit([[5, 9, 17, 3, 8] * 4], order=2)
     drafts.write_draft(tmp_path / "table", table, {"target_hash": drafts.target_hash(target_folder)})
@@ -242,8 +242,8 @@ def test_a_composed_name_that_says_nothing_is_refused(name):
 
 
 def test_the_draft_by_default_is_the_one_that_load_pair_takes(tmp_path, monkeypatch):
+    from specdec_lib.drafters import on_disk as drafts
     from specdec_lib.load import default_draft
-    from specdec_lib.models import drafts
 
     monkeypatch.setattr(drafts, "DRAFTS", tmp_path)
     assert default_draft("packaged") == "lookup"
@@ -261,7 +261,7 @@ def test_a_folder_whose_manifest_is_not_a_drafts_is_a_model(tiny_folder, tmp_pat
 
 
 def test_a_draft_of_another_target_is_refused(target_folder, tmp_path):
-    from specdec_lib.models import drafts
+    from specdec_lib.drafters import on_disk as drafts
 
     table = sd.NGramDrafter.fit([[5, 9, 17, 3, 8] * 4], order=2)
     drafts.write_draft(tmp_path / "table", table, {"target_hash": "0" * 64})
@@ -270,8 +270,8 @@ def test_a_draft_of_another_target_is_refused(target_folder, tmp_path):
 
 
 def test_a_kept_speed_decides_which_draft_load_pair_takes(tmp_path):
+    from specdec_lib.drafters.on_disk import note_speed, read_manifest
     from specdec_lib.load import fastest
-    from specdec_lib.models.drafts import note_speed, read_manifest
 
     folders = {}
     for name, measured in (("quick", 1.6), ("slow", 1.2), ("unmeasured", None)):

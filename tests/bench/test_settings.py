@@ -140,7 +140,7 @@ def test_a_setting_that_fails_fails_alone(asked, tmp_path, quiet):
 
 @pytest.fixture(scope="module")
 def local():
-    from specdec_lib.report.workers import LocalCluster
+    from specdec_lib.workers import LocalCluster
 
     how = {"threads_per_worker": 2, "memory_limit": 0, "dashboard_address": ":0", "silence_logs": logging.CRITICAL}
     with LocalCluster(n_workers=2, **how) as found:

@@ -8,7 +8,7 @@ from tiny import tiny_model, tiny_tokenizer
 
 import specdec_lib as sd
 from specdec_lib.bench import costs, speed
-from specdec_lib.bench.packed import load_contest
+from specdec_lib.bench.contest import load_contest
 from specdec_lib.bench.prompts import Prompt
 from specdec_lib.bench.speed import ARMS
 from specdec_lib.bench.summary import measure

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 import specdec_lib as sd
-from specdec_lib.audit.both_sides import disturbed
 from specdec_lib.models import load_model, load_tokenizer, load_transformers
+from specdec_lib.studies.both_sides import disturbed
 
 
 @dataclass

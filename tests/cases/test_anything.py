@@ -6,7 +6,7 @@ from kit import slow_greedy
 from transformers import MaxLengthCriteria, NoRepeatNGramLogitsProcessor, RepetitionPenaltyLogitsProcessor
 
 import specdec_lib as sd
-from specdec_lib.lengths import Confidence, Heuristic
+from specdec_lib.decode.draft_length import Confidence, Heuristic
 
 PROCESSORS = {"repetition": RepetitionPenaltyLogitsProcessor(1.4), "n-grams": NoRepeatNGramLogitsProcessor(3)}
 DRAFTERS = {

@@ -6,7 +6,7 @@ from kit import slow_greedy
 
 import specdec_lib as sd
 from specdec_lib.bench.batches import throughput
-from specdec_lib.lengths import Heuristic
+from specdec_lib.decode.draft_length import Heuristic
 from specdec_lib.models import load_model, load_transformers
 from specdec_lib.models.session import FastSession, TransformersSession, open_session
 

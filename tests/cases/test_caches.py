@@ -8,9 +8,9 @@ import transformers
 from kit import slow_greedy
 
 import specdec_lib as sd
-from specdec_lib.audit.both_sides import disturbed
 from specdec_lib.audit.identity import compare, rounding
 from specdec_lib.models import load_transformers
+from specdec_lib.studies.both_sides import disturbed
 
 PROMPT = [5, 9, 17, 3, 8, 9, 17, 3]
 SMALL = {

@@ -15,13 +15,13 @@ from transformers import (
 )
 
 import specdec_lib as sd
-from specdec_lib.audit.both_sides import disturbed
 from specdec_lib.audit.identity import compare
-from specdec_lib.distill.tiny_t5 import DRAFT, TARGET
-from specdec_lib.distill.translation import sentences
 from specdec_lib.models import load_transformers, open_session
 from specdec_lib.models.seq2seq import EncoderDecoderSession
 from specdec_lib.models.support import check_rows
+from specdec_lib.studies.both_sides import disturbed
+from specdec_lib.studies.tiny_t5 import DRAFT, TARGET
+from specdec_lib.studies.translation import sentences
 
 SOURCES = [[5, 9, 17, 3, 8, 9, 17, 3], [4], [30, 2, 2], [7, 7, 12, 40, 1, 6, 6, 6, 21, 33, 8], [9, 17]]
 N = 24

@@ -13,9 +13,9 @@ from transformers import NoRepeatNGramLogitsProcessor, RepetitionPenaltyLogitsPr
 import specdec_lib as sd
 from specdec_lib.acceptance import asking
 from specdec_lib.audit.adapters import tabular
+from specdec_lib.decode.draft_length import Confidence, Constant, Heuristic
 from specdec_lib.drafters import Sampling
 from specdec_lib.exact import accepted_law, output_law
-from specdec_lib.lengths import Confidence, Constant, Heuristic
 from specdec_lib.verify import VERIFIERS, Verifier, block, token
 from specdec_lib.verify.lossy import ensemble, lenience, lenience_greedy, typical
 

@@ -15,8 +15,8 @@ import torch
 from kit import slow_scores
 
 import specdec_lib as sd
+from specdec_lib.decode.draft_length import Confidence, Fastest, Heuristic
 from specdec_lib.drafters import Sampling
-from specdec_lib.lengths import Confidence, Fastest, Heuristic
 from specdec_lib.models.session import open_session
 from specdec_lib.verify import VERIFIERS, Verifier
 

@@ -8,7 +8,7 @@ import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
 import specdec_lib as sd
-from specdec_lib.lengths import Confidence, Fastest, Heuristic
+from specdec_lib.decode.draft_length import Confidence, Fastest, Heuristic
 from specdec_lib.models import load_transformers
 from specdec_lib.models.fast import FastLlama
 

@@ -7,8 +7,8 @@ from kit import slow_greedy
 from transformers import MaxLengthCriteria, StoppingCriteria, StopStringCriteria
 
 import specdec_lib as sd
+from specdec_lib.decode.stopping import Stopping, TextStream
 from specdec_lib.detokenize import Detokenizer
-from specdec_lib.stopping import Stopping, TextStream
 
 PROMPT = [5, 9, 17, 3, 8, 9, 17, 3]
 LONG = 32

@@ -6,8 +6,8 @@ from kit import slow_greedy
 from tiny import tiny_feature_draft
 
 import specdec_lib as sd
+from specdec_lib.decode.draft_length import Confidence, Fastest, Heuristic
 from specdec_lib.drafters import Sampling
-from specdec_lib.lengths import Confidence, Fastest, Heuristic
 from specdec_lib.models import load_model, open_session
 
 PROMPT = [5, 9, 17, 3, 8, 9, 17, 3]

@@ -13,10 +13,9 @@ from specdec_lib.distill import recipe
 from specdec_lib.distill.evaluate import Answer, draft_logits, evaluate_draft
 from specdec_lib.distill.recipe import Job
 from specdec_lib.distill.train import Text
-from specdec_lib.drafters import NGramDrafter
+from specdec_lib.drafters import NGramDrafter, on_disk
 from specdec_lib.errors import SpecdecError
 from specdec_lib.models import Pair, load_tokenizer, load_transformers, open_session
-from specdec_lib.models import drafts as on_disk
 from specdec_lib.models.fast import FastLlama
 
 

@@ -25,10 +25,9 @@ from specdec_lib.distill.text import OPENERS, Turns, write_shard
 from specdec_lib.distill.tokenizer import OwnText, make_tokenizer
 from specdec_lib.distill.train import Text, answer_positions
 from specdec_lib.distill.unseen import rows_with, split
-from specdec_lib.drafters import NGramDrafter
+from specdec_lib.drafters import NGramDrafter, on_disk
 from specdec_lib.errors import SpecdecError
 from specdec_lib.files import held
-from specdec_lib.models import drafts as on_disk
 from specdec_lib.models import load_tokenizer, load_transformers
 
 

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 
 from ..drafters import ComposedDrafter, Drafter, ModelDrafter, NGramDrafter, PromptLookupDrafter
+from ..drafters import on_disk as drafts
+from ..drafters.on_disk import packaged_drafts, target_hash
 from ..errors import SpecdecError
 from ..generation_settings import listed, shaping
 from ..load import (
@@ -28,8 +30,6 @@ from ..load import (
     load_drafter,
     own_tokenizer,
 )
-from ..models import drafts
-from ..models.drafts import packaged_drafts, target_hash
 from ..models.fast import FastLlama, PackedLinear, packed_linears_available
 from ..models.pair import (
     PACKAGED,

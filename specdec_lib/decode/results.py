@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
-from .errors import SpecdecError
+from ..errors import SpecdecError
 
 if TYPE_CHECKING:
     import pandas

@@ -12,12 +12,12 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+from ..bench.costs import CostMeter
+from ..bench.sweep import in_turns, speedup
 from ..decode import Generation, Round, summarise
 from ..drafters import Sampling
 from ..errors import SpecdecError
 from ..models.pair import Pair
-from .costs import CostMeter
-from .sweep import in_turns, speedup
 
 PLAIN = ("plain", 0)
 

@@ -26,11 +26,11 @@ import torch
 
 from ..errors import SpecdecError, first_line
 from ..files import held, replace_folder, restore_folder
-from . import packaged
-from .feature_draft import FeatureDraft
-from .packaged import MANIFEST, sha256, write_json
-from .pair import PACKAGED, load_model, load_transformers, resolve
-from .shortlist import ShortlistLlamaForCausalLM
+from ..models import packaged
+from ..models.feature_draft import FeatureDraft
+from ..models.packaged import MANIFEST, sha256, write_json
+from ..models.pair import PACKAGED, load_model, load_transformers, resolve
+from ..models.shortlist import ShortlistLlamaForCausalLM
 
 DRAFTS = Path(__file__).resolve().parents[2] / "data" / "drafts"
 WEIGHTS, TABLE = "model.safetensors", "table.safetensors"
@@ -194,11 +194,11 @@ def load_draft(
         if not (folder / name).is_file() or sha256(folder / name) != file["sha256"]:
             raise SpecdecError(f"{folder / name} is damaged or missing: restore it, or run `specdec distill` again")
     if manifest["kind"] == "ngram":
-        from ..drafters import NGramDrafter
+        from . import NGramDrafter
 
         return NGramDrafter.load(folder / TABLE)
     if manifest["kind"] == "features":
-        from ..drafters import FeatureDrafter
+        from . import FeatureDrafter
 
         return FeatureDrafter(load_transformers(folder, device, dtype))
     return load_model(folder, device, dtype)

@@ -1,6 +1,6 @@
 """The tiny T5 pair in `data/t5`: how it was trained on the synthetic translation task, and how to do it again.
 
-    python -m specdec_lib.distill.tiny_t5 [FOLDER]      both models, one CPU core, under an hour
+    python -m specdec_lib.studies.tiny_t5 [FOLDER]      both models, one CPU core, under an hour
 
 Each model learns by itself from the grammar's translations, as the checkpoints of the paper's T5 experiments learned
 from their data: the draft is no student of the target.  The loss is cross-entropy under teacher forcing.  Data are a
@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..distill.train import checkpoint, restore
 from ..models.packaged import MANIFEST, home, sha256, write_json
 from ..models.pair import load_tokenizer, load_transformers
-from .train import checkpoint, restore
 from .translation import HELD_OUT, Sentence, sentences, vocabulary
 
 FOLDER = Path(__file__).resolve().parents[2] / "data" / "t5"

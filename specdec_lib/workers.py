@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from distributed import Client, Future, KilledWorker, LocalCluster, WorkerPlugin, as_completed
 
-from ..errors import SpecdecError, first_line
+from .errors import SpecdecError, first_line
 
 TIMEOUT = 10  # seconds that a scheduler may take to answer
 SLOT = {"task": 1}

@@ -19,13 +19,7 @@ import numpy as np
 import pandas as pd
 
 from ..errors import SpecdecError
-from ..theory import (
-    block_efficiency,
-    improvement_factor,
-    operations_factor,
-    optimal_gamma,
-    oracle_block_efficiency,
-)
+from ..theory import block_efficiency, improvement_factor, operations_factor, optimal_gamma, oracle_block_efficiency
 
 FOLDER = Path(__file__).parents[2] / "data" / "paper"
 TABLES = ("table1", "table2_4", "table3", "table5", "lenience_factors", "chen_table1", "figures")

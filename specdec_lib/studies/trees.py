@@ -33,10 +33,10 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
-from .distributions import Array, inverse_cdf, normalise, overlap, residual
-from .errors import SpecdecError
-from .models.session import Session
-from .verify.token import to_scalar
+from ..distributions import Array, inverse_cdf, normalise, overlap, residual
+from ..errors import SpecdecError
+from ..models.session import Session
+from ..verify.token import to_scalar
 
 Path: TypeAlias = tuple[int, ...]
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from ..decode.draft_length import Lengths
+from ..decode.results import Round
 from ..drafters import Sampling, as_drafter
-from ..lengths import Lengths
-from ..results import Round
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def replay(
         draft_cost: time of a token that a model drafts.
         pass_cost: time of a target pass by its number of positions, with all that belongs to a round.
 
-    >>> from specdec_lib.lengths import Constant
+    >>> from specdec_lib.decode.draft_length import Constant
     >>> text = Met(offered=[4] * 6, kept=[2, 1, 0, 2, 1, 0], by_model=[True] * 6)
     >>> speed, rounds = replay(Constant(2), [text], draft_cost=0.1, pass_cost=lambda n: 1.0)
     >>> speed, [done.accepted for done in rounds]  # two rounds of 3 tokens, each of 1.2 units

@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..bench.costs import Estimate, median, pass_seconds, synchronise
 from ..errors import SpecdecError
 from ..models.fast import PackedLinear
 from ..models.pair import vocabulary_size
 from ..models.session import open_session
-from .costs import Estimate, median, pass_seconds, synchronise
 
 # -- what a pass must do -------------------------------------------------------------------------------
 

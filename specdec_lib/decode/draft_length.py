@@ -13,10 +13,10 @@ from inspect import signature
 from statistics import median
 from typing import Any, Protocol
 
-from .drafters.model import check_confidence
-from .errors import SpecdecError
+from ..drafters.model import check_confidence
+from ..errors import SpecdecError
+from ..validate import whole
 from .results import Round
-from .validate import whole
 
 
 class Schedule(Protocol):

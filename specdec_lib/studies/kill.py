@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..distributions import softmax, temper
+from ..exact.law import OutputLaw, SequenceLaw, cut_after_end, distance, output_law, round_law, target_law
+from ..exact.models import Draft, TabularModel, constant_model, fractions, never, random_pair
 from ..verify import VERIFIERS
 from ..verify.multidraft import recursive
 from ..verify.mutants import MUTANTS, Mutant
-from .law import OutputLaw, SequenceLaw, cut_after_end, distance, output_law, round_law, target_law
-from .models import Draft, TabularModel, constant_model, fractions, never, random_pair
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -10,7 +10,7 @@ from .checks import frame
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from ..audit.both_sides import Finding
+    from .both_sides import Finding
 
 # word -> fill, ink, hatch
 LOOKS = {

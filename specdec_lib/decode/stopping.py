@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from .detokenize import NO_TEXT, Detokenizer, GrowingText
-from .errors import SpecdecError
+from ..detokenize import NO_TEXT, Detokenizer, GrowingText
+from ..errors import SpecdecError
 
 
 @dataclass(frozen=True)

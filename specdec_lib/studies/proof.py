@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from itertools import product
 
 from ..distributions import Array, temper
+from ..exact.law import Rule, distance, output_law, target_law
+from ..exact.models import KINDS, Draft, TabularModel, random_pair
 from ..verify.multidraft import recursive
-from .law import Rule, distance, output_law, target_law
-from .models import KINDS, Draft, TabularModel, random_pair
 
 LOSSLESS: dict[str, Rule] = {
     "token": "token",

@@ -16,6 +16,7 @@ import torch
 import transformers
 
 from ..decode import Round, generate, generate_plain
+from ..decode.draft_length import Confidence
 from ..drafters import (
     ComposedDrafter,
     EarlyExitDrafter,
@@ -25,10 +26,9 @@ from ..drafters import (
     TextDrafter,
 )
 from ..errors import first_line
-from ..lengths import Confidence
 from ..models.pair import Pair, fast
 from ..verify.lossy import ensemble
-from .both_sides import (
+from .both_sides import (  # fmt: skip
     BREAKS,
     HONOURED,
     IGNORED,
@@ -51,7 +51,7 @@ from .both_sides import (
     tiny,
     traced,
     written,
-)  # fmt: skip
+)
 
 __all__ = ["PROBES", "WORDS", "look"]
 
