@@ -8,6 +8,8 @@ import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from .paths import ROOT
+
 PACKAGES = (
     "torch", "transformers", "tokenizers", "safetensors", "accelerate", "gguf", "datasets",
     "numpy", "scipy", "pandas", "matplotlib", "seaborn", "papermill", "ipykernel",
@@ -99,7 +101,7 @@ def blas() -> dict[str, str]:
 
 def commit() -> str | None:
     """The commit of the checkout that this library runs from, with `+changes` if the library differs; else None."""
-    root = Path(__file__).resolve().parents[2]
+    root = ROOT
     if not (root / ".git").exists():
         return None
     head = output_of("git", "-C", str(root), "rev-parse", "HEAD")

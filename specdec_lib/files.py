@@ -1,7 +1,12 @@
-"""Folders that one process at a time may write to, and folders that are replaced as a whole."""
+"""Files: written whole or not at all, their digests; folders that one process at a time may write to, or that are
+replaced as a whole.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
 import os
 import platform
 import re
@@ -10,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from .errors import SpecdecError
 
@@ -92,3 +98,40 @@ def restore_folder(place: Path) -> None:
 
 def _aside(place: Path) -> Path:
     return place.with_name(f".{place.name}-replaced")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write through a temporary file and one rename: a reader sees the old text or the new one, never half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)
+
+
+def json_text(value: Any) -> str:
+    """JSON of any numbers."""
+    return json.dumps(finite(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def finite(value: Any) -> Any:
+    """The value with NaN and infinity as None: JSON has no word for them.
+
+    >>> finite({"a": [float("nan"), 1.0], "b": {"c": float("inf")}})
+    {'a': [None, 1.0], 'b': {'c': None}}
+    """
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def write_json(path: Path, content: dict) -> None:
+    """A manifest or another JSON file that people read, written whole or not at all."""
+    write_text(path, json.dumps(content, indent=2, sort_keys=True, default=str) + "\n")
+
+
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -7,6 +7,7 @@ never does.  Each check returns Python's own kind, so that nothing behind it mee
 from __future__ import annotations
 
 import math
+from importlib.util import find_spec
 from numbers import Integral, Real
 from typing import Any
 
@@ -108,6 +109,16 @@ def interval(low: float, high: float, open_low: bool, open_high: bool) -> str:
     if open_low and open_high:
         return f"lie strictly between {low:g} and {high:g}"
     return f"lie in {'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"
+
+
+def workers(jobs: int, scheduler: str | None) -> None:
+    """Refuse what the options --jobs and --scheduler cannot mean."""
+    if jobs < 1:
+        raise SpecdecError(f"jobs is {jobs}: run at least 1 at a time")
+    if jobs > 1 and scheduler:
+        raise SpecdecError("--jobs runs on this machine, --scheduler on others: use one of the two")
+    if (jobs > 1 or scheduler) and find_spec("distributed") is None:
+        raise SpecdecError("distributed is not installed: pip install 'specdec-lab[scale]'")
 
 
 def refused(name: str, rule: str, value: Any, remedy: str = "") -> SpecdecError:

@@ -13,9 +13,10 @@ import pytest
 from test_reproduce import profile, records, write
 
 from specdec_lib.errors import SpecdecError
+from specdec_lib.provenance import state_of
 from specdec_lib.report import cluster, workers
 from specdec_lib.report.board import Board
-from specdec_lib.report.reproduce import prepare, reproduce, state_of
+from specdec_lib.report.reproduce import prepare, reproduce
 
 CLAIM = """
 from specdec_lib.report import claim

@@ -14,11 +14,12 @@ import specdec_lib as sd
 from specdec_lib import sampling
 from specdec_lib.audit.enumeration import runs
 from specdec_lib.audit.identity import compare
+from specdec_lib.files import sha256
 from specdec_lib.models import load_transformers, open_session
-from specdec_lib.models.packaged import MANIFEST, sha256
 from specdec_lib.models.pair import start_marker
 from specdec_lib.models.seq2seq import EncoderDecoderSession
 from specdec_lib.models.support import check_decoder
+from specdec_lib.paths import MANIFEST
 from specdec_lib.studies import tiny_t5
 from specdec_lib.studies.both_sides import disturbed
 from specdec_lib.studies.tiny_t5 import DRAFT, TARGET, Recipe, make_tokenizer

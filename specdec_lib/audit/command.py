@@ -57,7 +57,7 @@ def audit(
     from ..console import shell_console
     from ..decode import check_lengths
     from ..drafters import Sampling
-    from ..report.folder import json_text, write_text
+    from ..files import json_text, write_text
     from ..validate import seed as checked_seed
     from ..validate import share, whole
     from .enumeration import Unenumerable

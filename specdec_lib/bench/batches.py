@@ -13,17 +13,18 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from .. import paths
 from ..decode import Generation
 from ..environment import environment
+from ..files import write_text
 from ..load import load_pair
 from ..models.pair import Pair
-from ..report.folder import write_text
 from .prompts import load_prompts
 from .speed import in_turn
 from .sweep import in_turns
 
 SIZES = (1, 2, 4, 8, 16)
-RESULTS = Path(__file__).resolve().parents[2] / "results" / "bench" / "batches.json"
+RESULTS = paths.RESULTS / "bench" / "batches.json"
 
 
 def outside_share(out: Generation) -> float:

@@ -85,10 +85,10 @@ def bench(
     from rich.progress import Progress
 
     from ..console import shell_console
+    from ..files import json_text, write_text
     from ..interrupt import Terminated, exit_status, sigterm_interrupts
     from ..load import default_draft
-    from ..report.folder import json_text, write_text
-    from ..report.reproduce import check_workers
+    from ..validate import workers as check_workers
     from .settings import Setting, measure_setting, sweep
 
     if quick:

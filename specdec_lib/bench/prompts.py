@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import SpecdecError
+from ..paths import PROMPTS
 from ..prompts import as_messages, check_text
 
-PACKAGED = Path(__file__).parents[2] / "data" / "prompts"
+PACKAGED = PROMPTS
 ROLES = ("system", "user", "assistant")
 SPEAKERS = {"human": "user", "gpt": "assistant"}  # ShareGPT's names
 

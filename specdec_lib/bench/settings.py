@@ -21,9 +21,10 @@ from typing import Any
 from ..drafters import Sampling
 from ..environment import environment
 from ..errors import SpecdecError
+from ..files import finite, json_text, write_text
 from ..load import check_tokenizers
-from ..report.folder import finite, json_text, write_text
-from ..report.reproduce import ROOT, digest, state_of
+from ..paths import ROOT
+from ..provenance import digest, state_of
 from .contest import load_contest
 from .costs import footprint
 from .prompts import Prompt, load_prompts

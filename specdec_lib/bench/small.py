@@ -18,19 +18,20 @@ from typing import Any
 
 import numpy as np
 
+from .. import paths
 from ..audit.simulate import one_round, simulate
 from ..decode import Round, generate, generate_plain
 from ..drafters import Sampling
 from ..environment import environment
+from ..files import write_text
 from ..load import load_pair
 from ..models.pair import Pair
-from ..report.folder import write_text
 from ..verify import VERIFIERS
 from .costs import CostMeter, Estimate, median
 from .prompts import load_prompts
 
 GOALS = {"overhead_per_round": 0.03, "import_seconds": 0.2, "simulated_rounds_per_second": 2e6}
-RESULTS = Path(__file__).resolve().parents[2] / "results" / "bench" / "small.json"
+RESULTS = paths.RESULTS / "bench" / "small.json"
 CLOCK = "import time; start = time.perf_counter(); import specdec_lib; print(time.perf_counter() - start)"
 
 

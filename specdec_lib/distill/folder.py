@@ -13,9 +13,8 @@ from typing import Any
 from safetensors import safe_open
 
 from ..errors import SpecdecError
-from ..files import held
+from ..files import held, write_json
 from ..models.fast import PackedLinear
-from ..models.packaged import write_json
 from ..models.pair import load_model
 from ..models.session import open_session
 from .text import write_shard

@@ -25,8 +25,8 @@ from ..errors import SpecdecError, first_line
 from ..files import held, restore_folder
 from ..models import Pair, load_model, load_tokenizer
 from ..models.fast import FastLlama
-from ..models.packaged import home
 from ..models.pair import PACKAGED, device_and_dtype, refuse_remote_code, resolve
+from ..paths import home
 from ..validate import number, unwrapped, whole
 from . import features, ngram
 from .evaluate import encode, evaluate_draft, target_answers

@@ -25,14 +25,13 @@ from typing import Any
 import torch
 
 from ..errors import SpecdecError, first_line
-from ..files import held, replace_folder, restore_folder
+from ..files import held, replace_folder, restore_folder, sha256, write_json
 from ..models import packaged
 from ..models.feature_draft import FeatureDraft
-from ..models.packaged import MANIFEST, sha256, write_json
 from ..models.pair import PACKAGED, load_model, load_transformers, resolve
 from ..models.shortlist import ShortlistLlamaForCausalLM
+from ..paths import DRAFTS, MANIFEST
 
-DRAFTS = Path(__file__).resolve().parents[2] / "data" / "drafts"
 WEIGHTS, TABLE = "model.safetensors", "table.safetensors"
 
 
@@ -107,9 +106,7 @@ def note_speed(folder: str | os.PathLike, name: str, speed: Mapping[str, Any]) -
     with held(Path(folder).parent, "the drafts' folder", print):
         manifest = read_manifest(folder)
         manifest["speed"] = manifest.get("speed", {}) | {name: dict(speed)}
-        part = Path(folder) / f"{MANIFEST}.part"
-        write_json(part, manifest)
-        part.replace(Path(folder) / MANIFEST)
+        write_json(Path(folder) / MANIFEST, manifest)
 
 
 def write_draft(folder: str | os.PathLike, draft: Any, manifest: Mapping[str, Any], tokenizer: Any = None) -> dict:

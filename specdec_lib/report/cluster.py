@@ -18,8 +18,10 @@ from distributed import Client, Future, get_worker
 from .. import workers
 from ..environment import environment
 from ..errors import SpecdecError
+from ..paths import ROOT
+from ..provenance import state_of
 from .board import Board
-from .reproduce import ROOT, Ended, Job, one_by_one, prepare, record_of, run, state_of
+from .reproduce import Ended, Job, one_by_one, prepare, record_of, run
 from .runner import variables
 
 # -- executors: who runs the jobs ----------------------------------------------------------------------

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 from ..errors import SpecdecError
 
@@ -32,29 +29,3 @@ def file_for(kind: str, name: str) -> Path | None:
         return None
     (folder / kind).mkdir(parents=True, exist_ok=True)
     return folder / kind / name
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write through a temporary file and one rename: a reader sees the old text or the new one, never half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
-
-
-def json_text(value: Any) -> str:
-    """JSON of any numbers."""
-    return json.dumps(finite(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def finite(value: Any) -> Any:
-    """The value with NaN and infinity as None: JSON has no word for them.
-
-    >>> finite({"a": [float("nan"), 1.0], "b": {"c": float("inf")}})
-    {'a': [None, 1.0], 'b': {'c': None}}
-    """
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

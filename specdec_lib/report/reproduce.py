@@ -9,10 +9,8 @@ rest is the same for all.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import platform
 import shutil
 import tempfile
 import time
@@ -24,19 +22,19 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..environment import environment, versions
+from ..environment import environment
 from ..errors import SpecdecError, first_line
-from ..files import held, host
+from ..files import held, host, write_text
 from ..interrupt import exit_status, sigterm_interrupts
+from ..paths import ROOT
+from ..provenance import digest, state_of
+from ..validate import workers as check_workers
 from .claims import broken, collect, count, markdown, table_row, to_json
-from .folder import write_text
 
 if TYPE_CHECKING:
     from .board import Board
     from .profiles import Profile
 
-ROOT = Path(__file__).resolve().parents[2]
-FETCHED_OR_MADE = ("models", "text")  # of `data/`: what git ignores; the models' manifest stands for them
 SHARES = "parallel"  # the tag, on the parameters cell, of a notebook that measures no time
 
 
@@ -182,16 +180,6 @@ def executor(jobs: int, scheduler: str | None) -> Executor:
     return partial(cluster.elsewhere, address=scheduler) if scheduler else partial(cluster.beside, count=jobs)
 
 
-def check_workers(jobs: int, scheduler: str | None) -> None:
-    """Refuse what --jobs and --scheduler cannot mean."""
-    if jobs < 1:
-        raise SpecdecError(f"jobs is {jobs}: run at least 1 at a time")
-    if jobs > 1 and scheduler:
-        raise SpecdecError("--jobs runs on this machine, --scheduler on others: use one of the two")
-    if (jobs > 1 or scheduler) and find_spec("distributed") is None:
-        raise SpecdecError("distributed is not installed: pip install 'specdec-lab[scale]'")
-
-
 # -- one notebook --------------------------------------------------------------------------------------
 
 
@@ -294,42 +282,11 @@ def read_record(folder: Path, stem: str) -> dict:
 # -- what a result depends on --------------------------------------------------------------------------
 
 
-def digest(*parts: Any) -> str:
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
-
-
 def essence(source: Path) -> list:
     """The cells without outputs and counts."""
     from .profiles import read_notebook
 
     return [[cell.cell_type, cell.source, cell.metadata.get("tags", [])] for cell in read_notebook(source).cells]
-
-
-def state_of(root: Path) -> dict[str, Any]:
-    """All that a result depends on beside the notebook and its parameters."""
-    from ..models import packaged
-
-    manifest = packaged.folder() / packaged.MANIFEST
-    found = versions()
-    return {
-        "library": [*hashes(root / "specdec_lib", "*.py"), *hashes(root / "specdec_lib", "*.mplstyle")],
-        "data": [(path.name, hashes(path)) for path in data_folders(root)],
-        "models": manifest.read_text(encoding="utf-8") if manifest.exists() else None,
-        "versions": [platform.python_version(), found.get("torch"), found.get("transformers")],
-    }
-
-
-def data_folders(root: Path) -> list[Path]:
-    """The folders of `data/` that come with the checkout."""
-    found = sorted((root / "data").glob("[!.]*"))
-    return [path for path in found if path.is_dir() and path.name not in FETCHED_OR_MADE]
-
-
-def hashes(folder: Path, pattern: str = "*") -> list[tuple[str, str]]:
-    """`(path, SHA-256)` of the files below a folder, hidden ones left out; none where there is no folder."""
-    files = [(path.relative_to(folder), path) for path in sorted(folder.rglob(pattern)) if path.is_file()]
-    shown = [(name, path) for name, path in files if not any(part.startswith(".") for part in name.parts)]
-    return [(name.as_posix(), hashlib.sha256(path.read_bytes()).hexdigest()) for name, path in shown]
 
 
 # -- the report ----------------------------------------------------------------------------------------

@@ -18,10 +18,11 @@ from jupyter_client.manager import AsyncKernelManager
 from nbclient.exceptions import DeadKernelError
 from nbconvert import HTMLExporter
 
-from .folder import VARIABLE, write_text
+from ..files import write_text
+from ..paths import ROOT
+from .folder import VARIABLE
 
 LOG = "kernel.log"
-LIBRARY_FOLDER = Path(__file__).resolve().parents[2]
 
 logging.getLogger("papermill").addHandler(logging.NullHandler())  # errors are reported here, once
 
@@ -108,7 +109,7 @@ def execute(
 
     kernel_variables = {
         VARIABLE: str(stage),
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(LIBRARY_FOLDER), os.environ.get("PYTHONPATH")])),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
         "MPLBACKEND": "module://matplotlib_inline.backend_inline",
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     }

@@ -12,16 +12,16 @@ Shown in `notebooks/04_cost_versus_acceptance`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from ..errors import SpecdecError
+from ..paths import PAPER
 from ..theory import block_efficiency, improvement_factor, operations_factor, optimal_gamma, oracle_block_efficiency
 
-FOLDER = Path(__file__).parents[2] / "data" / "paper"
+FOLDER = PAPER
 TABLES = ("table1", "table2_4", "table3", "table5", "lenience_factors", "chen_table1", "figures")
 
 TABLE4_TOLERANCE = 0.1

@@ -24,11 +24,12 @@ import numpy as np
 import torch
 
 from ..distill.train import checkpoint, restore
-from ..models.packaged import MANIFEST, home, sha256, write_json
+from ..files import sha256, write_json
 from ..models.pair import load_tokenizer, load_transformers
+from ..paths import MANIFEST, TINY_T5, home
 from .translation import HELD_OUT, Sentence, sentences, vocabulary
 
-FOLDER = Path(__file__).resolve().parents[2] / "data" / "t5"
+FOLDER = TINY_T5
 TARGET, DRAFT = FOLDER / "target", FOLDER / "draft"
 PAD, END, UNKNOWN = "<pad>", "</s>", "<unk>"  # ids 0, 1, 2, as T5 has them
 WARMUP, DECAY = 200, 0.3  # steps at the start, share of the steps at the end
