@@ -14,14 +14,14 @@ from transformers import GenerationConfig
 from specdec_lib import SpecdecError, generate, generate_plain
 from specdec_lib.audit import adapters
 from specdec_lib.audit.audit import audit
-from specdec_lib.audit.memoize import Remembered, remembering
+from specdec_lib.audit.memoize import MemoizedModel, memoized
 from specdec_lib.drafters import (
     ComposedDrafter,
     EarlyExitDrafter,
     FeatureDrafter,
     ModelDrafter,
     PromptLookupDrafter,
-    Sampling,
+    SamplingParams,
 )
 from specdec_lib.exact import distance, output_law, random_pair, target_law
 from specdec_lib.models import Pair, load_model, load_transformers, open_session
@@ -48,7 +48,7 @@ def test_block_law(six):
     assert whole.rest == 0
     assert float(distance(whole.law, target_law(table, LENGTH))) < 1e-12
     assert grouped.grouped(whole.law) == pytest.approx(grouped.law)
-    half = adapters.tabular(target, PROMPT, Sampling(0.5))
+    half = adapters.tabular(target, PROMPT, SamplingParams(0.5))
     expected = table.law(()) ** 2 / (table.law(()) ** 2).sum()
     assert half.law(()) == pytest.approx(expected, abs=1e-6)
 
@@ -134,7 +134,7 @@ def larger(tiny_folder):
 
 def test_a_remembered_model_gives_the_logits_of_the_model(larger):
     """Fed in parts, rolled back, fed again with something else: as a session of the model itself does."""
-    known = Remembered(larger.target)
+    known = MemoizedModel(larger.target)
     steps = [(0, [1, 2, 3, 4], 0), (4, [5, 6, 7], 3), (5, [8, 9], 2), (6, [8, 10], 1), (4, [5, 6, 7], 3)]
     for _ in range(2):
         plain, session = open_session(larger.target), open_session(known)
@@ -148,7 +148,7 @@ def test_a_remembered_model_gives_the_logits_of_the_model(larger):
 
 
 def test_a_remembered_pair_writes_what_the_pair_writes(larger):
-    quick = remembering(larger)
+    quick = memoized(larger)
     for seed in range(5):
         for temperature in (0.0, 1.0):
             options = {"gamma": 3, "max_new_tokens": 12, "temperature": temperature, "seed": seed, "eos": []}
@@ -163,7 +163,7 @@ def test_a_remembered_pair_writes_what_the_pair_writes(larger):
 def test_the_model_behind_a_lookup_is_remembered_too(larger):
     composed = ComposedDrafter([PromptLookupDrafter(min_ngram=2), ModelDrafter(larger.draft)], [None, 2])
     pair = Pair(larger.target, composed)
-    quick = remembering(pair)
+    quick = memoized(pair)
     options = {"gamma": 3, "max_new_tokens": 12, "temperature": 1.0, "eos": []}
     texts = generate(pair, [1, 2, 3], **options).tokens
     assert generate(quick, [1, 2, 3], **options).tokens == texts
@@ -176,7 +176,7 @@ def test_the_model_behind_a_lookup_is_remembered_too(larger):
 
 def test_what_is_remembered_has_a_limit(larger, monkeypatch):
     monkeypatch.setattr("specdec_lib.audit.memoize.MOST", 10 * larger.target.config.vocab_size)
-    quick = remembering(larger)
+    quick = memoized(larger)
     options = {"gamma": 3, "max_new_tokens": 30, "temperature": 1.0, "eos": []}
     assert generate(quick, [1, 2, 3], **options).tokens == generate(larger, [1, 2, 3], **options).tokens
     assert len(quick.target._known) <= 10
@@ -189,7 +189,7 @@ def test_the_states_that_a_draft_reads_are_remembered_too(prefixes, tiny_folder,
     reader = FeatureDrafter(tiny_feature_draft(model).float())
     pair = Pair(fast(model), ComposedDrafter([PromptLookupDrafter(min_ngram=2), reader], [None, 2]))
     monkeypatch.setattr("specdec_lib.audit.memoize.MOST", prefixes * model.config.vocab_size)
-    quick = remembering(pair)
+    quick = memoized(pair)
     options = {"gamma": 3, "max_new_tokens": 24, "temperature": 1.0, "eos": []}
     for seed in (0, 1, 0):
         before = quick.target.passes
@@ -206,7 +206,7 @@ def test_an_early_exit_drafts_in_a_remembered_model(tiny_folder, monkeypatch):
         monkeypatch.setattr("specdec_lib.audit.memoize.MOST", prefixes * target.config.vocab_size)
         for draft in (EarlyExitDrafter(1), ComposedDrafter([PromptLookupDrafter(min_ngram=2), EarlyExitDrafter(1)])):
             pair = Pair(target, draft)
-            quick = remembering(pair)
+            quick = memoized(pair)
             for seed in (0, 1, 0):
                 before = quick.target.passes
                 found, expected = (generate(p, [[1, 2, 3], [4, 5]], seed=seed, **options) for p in (quick, pair))
@@ -215,14 +215,14 @@ def test_an_early_exit_drafts_in_a_remembered_model(tiny_folder, monkeypatch):
 
 
 def test_a_remembered_model_has_what_the_model_has(larger, tiny_folder):
-    known = Remembered(larger.target)
+    known = MemoizedModel(larger.target)
     for name in vars(larger.target):
         getattr(known, name)
     other = load_transformers(tiny_folder("gpt2"), "cpu")
     reader = FeatureDrafter(tiny_feature_draft(load_transformers(tiny_folder("llama"), "cpu")))
     for draft in (EarlyExitDrafter(1), reader):
         with pytest.raises(SpecdecError, match="needs a target that runs as FastLlama"):
-            generate(remembering(Pair(other, draft)), [1, 2, 3], 2)
+            generate(memoized(Pair(other, draft)), [1, 2, 3], 2)
 
 
 # -- an adapter of one's own ---------------------------------------------------------------------------

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 import specdec_lib as sd
-from specdec_lib.drafters import Draft, Sampling
+from specdec_lib.drafters import Draft, SamplingParams
 from specdec_lib.models import load_model, open_session
 
 
 def propose(drafter, prefix, gamma, temperature=0.0, vocabulary=46):
-    return drafter.start(vocabulary).propose(prefix, gamma, Sampling(temperature), Random(0))
+    return drafter.start(vocabulary).propose(prefix, gamma, SamplingParams(temperature), Random(0))
 
 
 def test_lookup_takes_the_longest_suffix_and_its_last_occurrence():
@@ -30,7 +30,7 @@ def test_lookup_goes_on_from_round_to_round_as_if_it_started_afresh():
     drafter = sd.PromptLookupDrafter()
     session = drafter.start(46)
     for end in (5, 6, 9, 20, 21, 40, 60):
-        went_on = session.propose(text[:end], 4, Sampling(), Random(0)).tokens
+        went_on = session.propose(text[:end], 4, SamplingParams(), Random(0)).tokens
         assert went_on == propose(drafter, text[:end], 4).tokens
 
 
@@ -95,7 +95,7 @@ def test_model_draft_after_a_rejection_equals_a_fresh_start(tiny_folder):
     session = sd.ModelDrafter(model).start(46)
     prefix = [5, 9, 17]
     for accepted in (0, 2, 4, 1):
-        tokens = session.propose(prefix, 4, Sampling(), Random(0)).tokens
+        tokens = session.propose(prefix, 4, SamplingParams(), Random(0)).tokens
         assert tokens == propose(sd.ModelDrafter(model), prefix, 4).tokens
         prefix = [*prefix, *tokens[:accepted], 30]
 
@@ -115,9 +115,9 @@ def test_a_composed_drafter_keeps_greedy_identity_and_the_law_of_who_proposed(ti
     model = load_model(tiny_folder("llama"), device="cpu")
     drafter = sd.ComposedDrafter([sd.PromptLookupDrafter(min_ngram=2), sd.ModelDrafter(model)])
     session = drafter.start(46)
-    repeated = session.propose([1, 2, 3, 1, 2], 2, Sampling(1.0), Random(0))
+    repeated = session.propose([1, 2, 3, 1, 2], 2, SamplingParams(1.0), Random(0))
     assert repeated.tokens == [3, 1] and repeated.probs is None
-    fresh = session.propose([1, 2, 3, 1, 2, 9], 2, Sampling(1.0), Random(0))
+    fresh = session.propose([1, 2, 3, 1, 2, 9], 2, SamplingParams(1.0), Random(0))
     assert fresh.probs is not None and fresh.passes == 2
     pair = sd.Pair(load_model(tiny_folder("llama", seed=1), device="cpu"), drafter)
     assert sd.generate(pair, [5, 6, 5, 6], max_new_tokens=30).tokens == sd.generate_plain(pair, [5, 6, 5, 6], 30).tokens

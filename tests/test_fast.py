@@ -316,7 +316,7 @@ def test_a_long_text_is_read_in_chunks_with_the_same_logits(chunk, model):
     shown = FastLlama(model)
     shown.prefill_chunk = chunk
     session = open_session(shown, batch=2, capacity=1)
-    session.watch([1, 2])
+    session.capture_hidden([1, 2])
     logits = [session.feed(ids[:, :7], last=7), session.feed(ids[:, 7:], last=63)]
     torch.testing.assert_close(torch.cat(logits, 1), logits_of(model, ids), **EXACT)
     states = model.model(ids, output_hidden_states=True).hidden_states[1:]
@@ -341,7 +341,7 @@ def test_rows_of_different_length_grow_from_a_small_cache(chunk, model):
     shown = FastLlama(model)
     shown.prefill_chunk = chunk
     cache, ids = shown.new_cache(3, 1), ids_of(3, 40)
-    cache.watch([1, 2], 32)
+    cache.capture_hidden([1, 2], 32)
     lengths, capacities = torch.tensor([0, 0, 0]), set()
     for fed, kept in [((9, 1, 4), (7, 1, 4)), ((3, 6, 1), (3, 2, 1)), ((11, 8, 12), (11, 8, 12))]:
         n = max(fed)
@@ -354,7 +354,7 @@ def test_rows_of_different_length_grow_from_a_small_cache(chunk, model):
         cache.length = int(lengths.max())
         capacities.add(cache.capacity)
     assert cache.features.shape[1] == cache.capacity and len(capacities) > 1
-    cache.keep([2, 0, 2])
+    cache.select_rows([2, 0, 2])
     for i, row in enumerate([2, 0, 2]):
         n = int(lengths[row])
         states = model.model(ids[row : row + 1, :n], output_hidden_states=True).hidden_states[1:]
@@ -408,14 +408,14 @@ def test_two_drafts_read_different_layers_of_one_target(model):
     alone = []
     for draft in drafts:
         cache = target.new_cache(1, 4)
-        cache.watch(draft.watched, 32)
+        cache.capture_hidden(draft.watched, 32)
         target.hidden(ids, cache)
         assert cache.watched == draft.watched
         alone.append(draft.states(cache.features[:, :9]))
     for order in ([0, 1, 2], [2, 1, 0], [1, 0, 2]):
         cache = target.new_cache(1, 4)
         for k in order:
-            cache.watch(drafts[k].watched, 32)
+            cache.capture_hidden(drafts[k].watched, 32)
         target.hidden(ids, cache)
         assert sorted(cache.watched) == [1, 2] and cache.features.shape[2] == 2
         for draft, expected in zip(drafts, alone, strict=True):
@@ -427,7 +427,7 @@ def test_no_forward_pass_waits_for_the_device(model):
     target, draft = FastLlama(model), FastFeatureDraft(tiny_feature_draft(model))
     target.prefill_chunk = 4
     cache, own = target.new_cache(2, 64), draft.new_cache(2, 64)
-    cache.watch(draft.watched, 32)
+    cache.capture_hidden(draft.watched, 32)
     ids, starts = ids_of(2, 9), torch.tensor([4, 9])
     with Largest() as seen:
         target.logits(ids, cache, last=2)

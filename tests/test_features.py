@@ -13,7 +13,7 @@ from specdec_lib.distill import features, needs, recipe
 from specdec_lib.distill.evaluate import Answer, evaluate_draft, read
 from specdec_lib.distill.features import drafted_logits, watched_layers
 from specdec_lib.distill.recipe import Job, distill
-from specdec_lib.drafters import ComposedDrafter, Sampling
+from specdec_lib.drafters import ComposedDrafter, SamplingParams
 from specdec_lib.drafters.on_disk import load_draft, write_draft
 from specdec_lib.models import Pair, load_transformers, open_session
 from specdec_lib.models.pair import fast
@@ -118,7 +118,7 @@ def test_what_was_drafted_is_forgotten(pair):
     drafting = pair.draft.start_batch(1, VOCABULARY, target)
     prompt = PROMPTS[0]
     target.feed_rows([prompt[:-1]], [0])
-    drafts = [drafting.propose([prompt], [4], [Sampling(1.0)], [Random(5)])[0] for _ in range(2)]
+    drafts = [drafting.propose([prompt], [4], [SamplingParams(1.0)], [Random(5)])[0] for _ in range(2)]
     assert drafts[0].tokens == drafts[1].tokens and target.lengths == [len(prompt) - 1]
     torch.testing.assert_close(drafts[0].probs, drafts[1].probs)
 
@@ -229,7 +229,7 @@ def test_agreement_by_position_is_that_of_free_drafts(job, made):
         prefix = prompt + text[:start]
         target.feed_rows([prefix[target.lengths[0] : -1]], [0])
         gamma = min(8, len(text) - start)
-        (draft,) = drafting.propose([prefix], [gamma], [Sampling()], [Random(0)])
+        (draft,) = drafting.propose([prefix], [gamma], [SamplingParams()], [Random(0)])
         for k, (token, right) in enumerate(zip(draft.tokens, text[start:], strict=False)):
             tested[k] += 1
             agreed[k] += token == right

@@ -12,7 +12,7 @@ from transformers import RepetitionPenaltyLogitsProcessor
 
 import specdec_lib as sd
 from specdec_lib.decode.draft_length import Confidence
-from specdec_lib.drafters import Sampling
+from specdec_lib.drafters import SamplingParams
 from specdec_lib.drafters.on_disk import packaged_drafts
 from specdec_lib.drafters.other_tokenizer import Bridge, contents, decode, difference, encode
 from specdec_lib.load import default_draft
@@ -96,7 +96,7 @@ def drafter(how, model, tokenizer, target_tokenizer):
 
 
 def propose(drafter, vocabulary, prefix, gamma=4, temperature=0.0):
-    return drafter.start(vocabulary).propose(prefix, gamma, Sampling(temperature), Random(0))
+    return drafter.start(vocabulary).propose(prefix, gamma, SamplingParams(temperature), Random(0))
 
 
 # -- nothing but the target's text and law --------------------------------------------------------------
@@ -141,7 +141,7 @@ def test_the_law_is_the_targets(how, padded, options):
     rounds = []
     found = law_of(lambda: tuple(sd.generate(pair, prompt, on_round=rounds.append, **settings).tokens[0]))
     asked = {k: v for k, v in settings.items() if k in ("temperature", "top_k", "top_p")}
-    expected = slow_law(target, prompt, 3, Sampling(**asked), processors=options.get("processors", ()))
+    expected = slow_law(target, prompt, 3, SamplingParams(**asked), processors=options.get("processors", ()))
     assert total_variation(found, expected) < 1e-12 and len(expected) > 3
     assert any(r.accepted for r in rounds) and any(len(r.drafted) > r.accepted for r in rounds)
 
@@ -279,9 +279,9 @@ def test_the_drafts_cache_goes_back_to_the_longest_common_prefix():
     feed = reader.feed
     reader.feed = lambda ids, last=1: (fed.append(ids.shape[1]), feed(ids, last))[1]
     text = "a bee, the cab and t"
-    session.propose(encode(other, text), 1, Sampling(), Random(0))
-    session.propose(encode(other, text + "h"), 1, Sampling(), Random(0))  # "t" and "h" are one token of the draft
-    session.propose(encode(other, text + "he b"), 1, Sampling(), Random(0))
+    session.propose(encode(other, text), 1, SamplingParams(), Random(0))
+    session.propose(encode(other, text + "h"), 1, SamplingParams(), Random(0))  # "t" and "h" are one token of the draft
+    session.propose(encode(other, text + "he b"), 1, SamplingParams(), Random(0))
     assert fed == [len(encode(own, text)), 1, 3]
 
 

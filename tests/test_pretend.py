@@ -30,12 +30,12 @@ from tiny import tiny_feature_draft, tiny_model, tiny_tokenizer
 from transformers import RepetitionPenaltyLogitsProcessor
 
 import specdec_lib as sd
-from specdec_lib.audit.memoize import remembering
+from specdec_lib.audit.memoize import memoized
 from specdec_lib.bench.costs import CostMeter, pass_seconds
 from specdec_lib.distill import features
 from specdec_lib.distill.recipe import distill, prepare, write_text
 from specdec_lib.distill.text import write_shard
-from specdec_lib.drafters import Sampling
+from specdec_lib.drafters import SamplingParams
 from specdec_lib.models import load_model, open_session
 from specdec_lib.models.pair import fast
 from specdec_lib.studies.both_sides import disturbed
@@ -386,7 +386,7 @@ def test_the_cost_meter_waits_for_the_device_before_it_reads_the_clock(drafter, 
     pair = a_pair("fast", drafter, True, True)
     options = {"max_new_tokens": 8, "eos": []}
     plain, drafted = sd.generate_plain(pair, ROWS["one"], **options), sd.generate(pair, ROWS["one"], GAMMA, **options)
-    meter = CostMeter(pair, GAMMA, Sampling(1.0), longest=4)
+    meter = CostMeter(pair, GAMMA, SamplingParams(1.0), longest=4)
     meter.measure(ROWS["one"][0], plain.tokens[0])
     assert meter.costs(plain.trace, drafted.trace).target_pass.value > 0
     session = open_session(pair.target)
@@ -399,7 +399,7 @@ def test_the_cost_meter_waits_for_the_device_before_it_reads_the_clock(drafter, 
 @pytest.mark.parametrize("drafter", ["model", "features", "composed"])
 def test_remembered_models_write_what_models_write(drafter, count):
     pair = a_pair("fast", drafter, True, drafter != "composed")
-    quick = remembering(pair)
+    quick = memoized(pair)
     for options in (WAYS["greedy"], WAYS["top_p"], WAYS["top_p"]):
         expected = sd.generate(pair, ROWS["one"], GAMMA, 8, **options).tokens
         assert sd.generate(quick, ROWS["one"], GAMMA, 8, **options).tokens == expected

@@ -13,7 +13,7 @@ from specdec_lib.audit.enumeration import runs
 from specdec_lib.decode.draft_length import Confidence, Heuristic
 from specdec_lib.decode.verification import follow
 from specdec_lib.distributions import overlap
-from specdec_lib.drafters import Sampling
+from specdec_lib.drafters import SamplingParams
 from specdec_lib.exact import Draft, distance, random_pair, target_law
 from specdec_lib.models import load_model, load_transformers
 from specdec_lib.models.session import open_session
@@ -158,7 +158,7 @@ def test_every_token_is_drawn_from_what_follows_the_text(kind, gamma, pairs):
     for prompt, tokens, scores in zip([PROMPT, [4]], out.tokens, out.scores, strict=True):
         session = open_session(pair.target)
         logits = session.feed(torch.tensor([prompt + tokens[:-1]]), last=len(tokens))[0]
-        expected = Sampling(0.8, top_k=20).probs(logits).log()[range(40), tokens]
+        expected = SamplingParams(0.8, top_k=20).probs(logits).log()[range(40), tokens]
         torch.testing.assert_close(torch.tensor(scores, dtype=torch.float64), expected, rtol=1e-5, atol=1e-5)
     lengths = {len(draft) for r in out.trace for draft in r.drafts}
     assert out.stats.rescued > 0 and len(lengths) > 2

@@ -14,7 +14,7 @@ import torch
 
 from ..decode import generate, generate_plain
 from ..distributions import inverse_cdf
-from ..drafters import Sampling
+from ..drafters import SamplingParams
 from ..errors import SpecdecError
 from ..exact import TabularModel
 from ..exact.law import SequenceLaw, cut_after_end
@@ -30,7 +30,7 @@ REST = -1  # stands for all tokens at a position that were too improbable to be 
 
 
 def tabular(
-    model: Any, prompt: Sequence[int], sampling: Sampling | None = None, end: int | None = None
+    model: Any, prompt: Sequence[int], sampling: SamplingParams | None = None, end: int | None = None
 ) -> TabularModel:
     """The model after `prompt`, as `exact/` takes it: next-token laws in float64, for each prefix of new tokens.
 
@@ -40,7 +40,7 @@ def tabular(
         sampling: temperature and truncations; None samples the model's own law (temperature 1).
         end: the id that ends a text, or None.
     """
-    how = sampling or Sampling(temperature=1.0)
+    how = sampling or SamplingParams(temperature=1.0)
 
     def rule(prefix: tuple[int, ...]) -> np.ndarray:
         session = open_session(model, capacity=len(prompt) + len(prefix))
@@ -133,7 +133,7 @@ def ours(
     token after them are tested where `length` exceeds `gamma`.
 
     Args:
-        pair: target and draft; without a draft it decodes plainly.  `remember.remembering(pair)` saves most passes.
+        pair: target and draft; without a draft it decodes plainly.  `memoize.memoized(pair)` saves most passes.
         settings: what else `generate` takes; the temperature is 1 unless given.
     """
     decoded = length if pair.draft is None else max(length, 2)

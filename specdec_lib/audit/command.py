@@ -56,7 +56,7 @@ def audit(
     """
     from ..console import shell_console
     from ..decode import check_lengths
-    from ..drafters import Sampling
+    from ..drafters import SamplingParams
     from ..files import json_text, write_text
     from ..validate import seed as checked_seed
     from ..validate import share, whole
@@ -70,7 +70,7 @@ def audit(
     check_lengths(gamma, length)
     if length < 1:
         raise SpecdecError("length must be at least 1: the block that is tested needs a token")
-    Sampling(temperature)
+    SamplingParams(temperature)
     if engine not in ENGINES:
         raise SpecdecError(f"unknown engine {engine!r}: use one of {', '.join(ENGINES)}")
     if json_file is not None and not json_file.absolute().parent.is_dir():
@@ -137,7 +137,7 @@ def audit_decoder(
     trust_remote_code: bool = False,
 ) -> tuple[Verdict, dict[str, Any]]:
     """Audit an engine on a pair, at each prompt; the verdict and what it was about."""
-    from ..drafters import Sampling
+    from ..drafters import SamplingParams
     from ..generation_settings import listed, shaping
     from ..models.pair import end_tokens, vocabulary_size
     from .adapters import BlockLaw, tabular
@@ -150,7 +150,7 @@ def audit_decoder(
     samplers: list[Sampler] = []
     for text in prompts:
         ids = pair.encode(text)
-        block = BlockLaw(tabular(pair.target, ids, Sampling(temperature), end), length, floor)
+        block = BlockLaw(tabular(pair.target, ids, SamplingParams(temperature), end), length, floor)
         blocks.append(block)
         samplers.append(block.of(make(ids, length, end)))
     rest = max(block.rest for block in blocks)
@@ -176,14 +176,14 @@ def load_engine(
     from ..load import LOOKUP, draft_source, fastest_model, load_pair, own_tokenizer
     from ..models.pair import PACKAGED, Pair, load_tokenizer, load_transformers
     from . import adapters
-    from .memoize import remembering
+    from .memoize import memoized
 
     if engine == "ours":
         pair = load_pair(target, LOOKUP if draft == "none" else draft, trust_remote_code=trust_remote_code)
         if draft == "none":
             pair.draft = None
             pair.description = f"target {target}, no draft"
-        quick = remembering(pair)
+        quick = memoized(pair)
         return pair, lambda ids, length, end: adapters.ours(quick, ids, length, gamma, end, temperature=temperature)
 
     from transformers.utils.logging import set_verbosity_error

@@ -27,14 +27,14 @@ MOST = 50_000_000  # remembered logits: 200 MB, a thousand prefixes of a model w
 class Fed:
     """What a remembered model keeps of a text: its tokens.  `length` of them count, the rest was rolled back."""
 
-    def __init__(self, model: Remembered, capacity: int) -> None:
+    def __init__(self, model: MemoizedModel, capacity: int) -> None:
         self.model, self.capacity = model, capacity
         self.ids: list[int] = []
         self.length = 0
 
-    def watch(self, layers: Sequence[int], width: int) -> None:
-        """As `models.fast.Cache.watch`."""
-        self.model.watch(layers)
+    def capture_hidden(self, layers: Sequence[int], width: int) -> None:
+        """As `models.fast.Cache.capture_hidden`."""
+        self.model.capture_hidden(layers)
 
     def append(self, ids: torch.Tensor) -> list[int]:
         """Let the text go on with `ids` `[1, n]`; all of it."""
@@ -53,7 +53,7 @@ class Fed:
         return torch.stack([self.model.states[tuple(self.ids[: end + 1])] for end in range(self.length)])[None]
 
 
-class Remembered(FastLlama):
+class MemoizedModel(FastLlama):
     """Takes the place of a model in a session; one text at a time.
 
     To a session it is a `FastLlama`.  It holds a model and answers for it what was asked before; whatever it does not
@@ -92,7 +92,7 @@ class Remembered(FastLlama):
             )
         return self.model.layers
 
-    def watch(self, layers: Sequence[int]) -> None:
+    def capture_hidden(self, layers: Sequence[int]) -> None:
         if not set(layers) <= set(self.watched):
             self._forget()
             self._session.capture_hidden(layers)  # type: ignore[attr-defined]
@@ -163,14 +163,14 @@ class Remembered(FastLlama):
         self._held = []
 
 
-def remembering(pair: Pair) -> Pair:
+def memoized(pair: Pair) -> Pair:
     """The pair with its models remembered; a drafter without a model stays as it is."""
-    return Pair(Remembered(pair.target), _remembered(pair.draft), pair.tokenizer, pair.description)
+    return Pair(MemoizedModel(pair.target), _memoized(pair.draft), pair.tokenizer, pair.description)
 
 
-def _remembered(draft: Any) -> Any:
+def _memoized(draft: Any) -> Any:
     if isinstance(draft, ComposedDrafter):
-        return replace(draft, drafters=[_remembered(part) for part in draft.drafters])
+        return replace(draft, drafters=[_memoized(part) for part in draft.drafters])
     if isinstance(draft, ModelDrafter):
-        return ModelDrafter(Remembered(draft.model), draft.confidence)
-    return Remembered(draft) if hasattr(draft, "config") else draft
+        return ModelDrafter(MemoizedModel(draft.model), draft.confidence)
+    return MemoizedModel(draft) if hasattr(draft, "config") else draft

@@ -25,7 +25,7 @@ import torch
 
 from ..acceptance import acceptance_by_position
 from ..decode import Round, generate, generate_plain
-from ..drafters import Sampling, as_drafter
+from ..drafters import SamplingParams, as_drafter
 from ..errors import SpecdecError
 from ..models.pair import Pair, load_model, vocabulary_size
 from ..models.session import Session, open_session
@@ -176,7 +176,7 @@ class CostMeter:
         self,
         pair: Pair,
         gamma: int,
-        sampling: Sampling,
+        sampling: SamplingParams,
         longest: int | None = None,
         seed: int = 0,
         drafts: Mapping[Any, Any] | None = None,

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..drafters import Sampling
+from ..drafters import SamplingParams
 from ..environment import environment
 from ..errors import SpecdecError
 from ..files import finite, json_text, write_text
@@ -63,7 +63,7 @@ class Setting:
         """Refuse what can be seen to be wrong before anything is loaded."""
         check_room(self.gamma, self.max_new_tokens)
         for t in self.temperatures:
-            Sampling(t)
+            SamplingParams(t)
         check_tokenizers(self.tokenizers)
         self.chosen()
 

@@ -21,7 +21,7 @@ import numpy as np
 from .. import paths
 from ..audit.simulate import one_round, simulate
 from ..decode import Round, generate, generate_plain
-from ..drafters import Sampling
+from ..drafters import SamplingParams
 from ..environment import environment
 from ..files import write_text
 from ..load import load_pair
@@ -37,7 +37,7 @@ CLOCK = "import time; start = time.perf_counter(); import specdec_lib; print(tim
 
 def overheads(pair: Pair, prompts: list[list[int]], temperature: float, gamma: int = 5, new_tokens: int = 16) -> dict:
     """Time outside the models per round, in target passes: `{"plain": Estimate, "drafted": Estimate}`."""
-    meter = CostMeter(pair, gamma, Sampling(temperature))
+    meter = CostMeter(pair, gamma, SamplingParams(temperature))
     settings: dict[str, Any] = {"max_new_tokens": new_tokens, "temperature": temperature, "eos": []}
     plain: list[Round] = []
     drafted: list[Round] = []

@@ -27,7 +27,7 @@ import torch
 
 from ..audit.identity import compare
 from ..decode import Round, check_lengths, generate, generate_plain
-from ..drafters import Sampling
+from ..drafters import SamplingParams
 from ..errors import SpecdecError, first_line
 from ..models.pair import is_encoder_decoder
 from ..models.support import context_length, room
@@ -102,7 +102,7 @@ def race(
         SpecdecError: for what cannot be used, before any decoding.
     """
     check_room(gamma, max_new_tokens)
-    Sampling(temperature)
+    SamplingParams(temperature)
     if not prompts:
         raise SpecdecError("no prompt to measure on: give at least one")
     limit = context_length(contest.pair.target)

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..acceptance import acceptance_by_position, acceptance_from_trace
 from ..decode import Round, summarise
-from ..drafters import Sampling
+from ..drafters import SamplingParams
 from .contest import Contest
 from .costs import FEWEST, CostMeter, Costs, Estimate, rounds_with_room
 from .prompts import Prompt
@@ -48,7 +48,7 @@ def _measure(
     seed: int,
     tick: Callable[[], Any] | None,
 ) -> dict[str, Any]:
-    meter = CostMeter(contest.bare, gamma, Sampling(temperature), seed=seed)
+    meter = CostMeter(contest.bare, gamma, SamplingParams(temperature), seed=seed)
 
     def also(row: Row) -> None:
         meter.measure(row.ids, row.runs["drafted"].tokens)

@@ -88,7 +88,7 @@ def generate(
     if pair.draft is None:
         raise SpecdecError("this pair has no draft: set Pair(draft=...), or call generate_plain")
     drafter, lengths, rule = as_drafter(pair.draft), as_lengths(gamma), get_verifier(verifier)
-    if not asked.params.greedy and (rule.point_mass or rule.at_zero):
+    if not asked.params.greedy and (rule.point_mass or rule.greedy_from_target_probs):
         raise SpecdecError(
             f"the {rule.name} verifier is a rule for temperature 0: set temperature=0, or use verifier='token'"
         )
@@ -101,7 +101,7 @@ def generate(
         rule = VERIFIERS["greedy"]  # the same rule at temperature 0, without computing probabilities
     if lengths.confidence:
         drafter = drafter.with_confidence(lengths.confidence)
-    if rule.next_law and drafter.confidence:
+    if rule.needs_bonus_draft_probs and drafter.confidence:
         # of the token past the draft only the distribution may be used, and here it decided where the draft ends
         raise SpecdecError(f"{rule.name} needs drafts whose length does not depend on their tokens: use no confidence")
     return run(pair, prompts, asked, rule, drafter, lengths, drafts)

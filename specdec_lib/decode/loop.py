@@ -50,7 +50,7 @@ class Plan:
         if self.drafter is None:
             return 0
         room = text.remaining - 1
-        return min(self.schedule.next(text.index, room), room) + self.rule.next_law
+        return min(self.schedule.next(text.index, room), room) + self.rule.needs_bonus_draft_probs
 
 
 @dataclass
@@ -173,7 +173,7 @@ def open_both(plan: Plan, texts: list[Text]) -> tuple[Session, DraftBatch]:
 
 def blocks_of(plan: Plan, rows: list[Text], drafts: list[Draft], device: torch.device) -> list[Any]:
     """What the target reads of each row: the text's last token, and what is to be verified."""
-    tokens = [draft.tokens[: len(draft) - plan.rule.next_law] if len(draft) else [] for draft in drafts]
+    tokens = [draft.tokens[: len(draft) - plan.rule.needs_bonus_draft_probs] if len(draft) else [] for draft in drafts]
     if not any(isinstance(each, torch.Tensor) for each in tokens):
         return [[row.tokens[-1], *each] for row, each in zip(rows, tokens, strict=True)]
     last = on_device([row.tokens[-1:] for row in rows], device)

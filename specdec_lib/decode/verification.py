@@ -82,7 +82,7 @@ def verify_chain(plan: Plan, text: Text, drafts: Sequence[Draft], logits: Sequen
     """
     rule, params, (draft,), (raw,) = plan.rule, text.params, drafts, logits
     g = len(raw) - 1
-    if rule.next_law and not len(draft):
+    if rule.needs_bonus_draft_probs and not len(draft):
         raise SpecdecError(
             f"{rule.name} mixes the draft's distribution into every token, and the draft had none to give: "
             "use a draft model whose context is as long as the text"
@@ -245,7 +245,7 @@ def target_probs(rule: Verifier, params: SamplingParams, scores: torch.Tensor) -
     """What the rule takes for `p`: logits are enough for point masses, and some rules want temperature 1 at 0."""
     if rule.point_mass:
         return scores
-    return softmax(in_float32(scores)) if rule.at_zero else params.probs(scores)
+    return softmax(in_float32(scores)) if rule.greedy_from_target_probs else params.probs(scores)
 
 
 def choose(rule: Verifier, probs: Any, random: Random) -> Any:

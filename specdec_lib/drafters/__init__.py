@@ -10,8 +10,6 @@ from .model import ModelDrafter, as_drafter
 from .ngram import NGramDrafter
 from .other_tokenizer import SharedVocabularyDrafter, TextDrafter
 
-Sampling = SamplingParams  # old name, until the sweep
-
 __all__ = [
     "ComposedDrafter",
     "Draft",
@@ -23,7 +21,6 @@ __all__ = [
     "ModelDrafter",
     "NGramDrafter",
     "PromptLookupDrafter",
-    "Sampling",
     "SamplingParams",
     "SharedVocabularyDrafter",
     "TextDrafter",

@@ -15,7 +15,7 @@ import torch
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 from transformers.generation import GenerateDecoderOnlyOutput, GenerationMixin
 
-from ..decode.draft_length import check_gamma
+from .. import validate
 from ..errors import SpecdecError
 from ..models.pair import is_encoder_decoder, vocabulary_size
 from ..sampling import SamplingParams
@@ -35,7 +35,7 @@ class DrafterAssistant(PreTrainedModel, GenerationMixin):
     """
 
     def __init__(self, drafter: Drafter, target: Any, gamma: int = 5):
-        check_gamma(gamma)
+        gamma = validate.whole("gamma", gamma, 1)
         if is_encoder_decoder(target):
             raise SpecdecError("transformers hands no source to an assistant like this: use specdec_lib.generate")
         if not isinstance(drafter, Drafter) or drafter.reads_target:

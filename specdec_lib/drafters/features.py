@@ -119,5 +119,5 @@ class FeatureDrafts(DraftBatch):
         return out[torch.arange(len(ids), device=tokens.device), last][:, None]
 
     def select_rows(self, rows: Sequence[int]) -> None:
-        self.cache.keep(list(rows))
+        self.cache.select_rows(list(rows))
         self.held = [self.held[i] for i in rows]

@@ -67,7 +67,8 @@ class PackedLinear:
 class Cache:
     """Keys and values of one batch, `[layers, batch, kv_heads, capacity, head_dim]`, written in place.
 
-    After `watch` it also keeps, in `features` `[batch, capacity, len(watched), width]`, what chosen layers gave at each
+    After `capture_hidden` it also keeps, in `features` `[batch, capacity, len(watched), width]`, what chosen layers gave at
+    each
     position.  The capacity at least doubles when it is exceeded, so a cache may start small.
     """
 
@@ -83,7 +84,7 @@ class Cache:
     def capacity(self) -> int:
         return self.keys.shape[3]
 
-    def watch(self, layers: Sequence[int], width: int) -> None:
+    def capture_hidden(self, layers: Sequence[int], width: int) -> None:
         """From now on keep the hidden states `[width]` after so many layers; the last layer's after the final norm.
 
         What was watched before still is: `features` holds, in the order of `watched`, the layers of all who asked.
@@ -94,7 +95,7 @@ class Cache:
         if old.shape[2]:
             self.features[:, :, : old.shape[2]] = old
 
-    def note(self, layers: int, x: torch.Tensor, at: tuple[torch.Tensor, torch.Tensor] | None) -> None:
+    def record_hidden(self, layers: int, x: torch.Tensor, at: tuple[torch.Tensor, torch.Tensor] | None) -> None:
         """Keep hidden states `x` [batch, n, width] after `layers` layers, if they are watched; `at` as in `write`."""
         for k, watched in enumerate(self.watched):
             if watched != layers:
@@ -131,7 +132,7 @@ class Cache:
         features[:, : self.length] = self.features[:, : self.length]
         self.features = features
 
-    def keep(self, rows: list[int]) -> None:
+    def select_rows(self, rows: list[int]) -> None:
         """Go on with these rows only."""
         index = torch.tensor(rows, dtype=torch.long, device=self.keys.device)
         self.keys, self.values = self.keys.index_select(1, index), self.values.index_select(1, index)
@@ -341,9 +342,9 @@ class FastLlama:
             g, u = gate_up(F.rms_norm(x, (x.shape[-1],), norm2, self.eps)).chunk(2, -1)
             x = x + down(F.silu(g) * u)
             if i + 1 < len(self.layers):
-                cache.note(i + 1, x, at)
+                cache.record_hidden(i + 1, x, at)
         x = F.rms_norm(x, (x.shape[-1],), self.final_norm, self.eps)
-        cache.note(len(self.layers), x, at)
+        cache.record_hidden(len(self.layers), x, at)
         cache.length = end
         return x
 

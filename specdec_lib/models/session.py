@@ -173,7 +173,7 @@ class FastSession(Session):
         """From now on keep the hidden states after so many layers, in `cache.features`; before the first token."""
         if any(self.lengths):
             raise ValueError("the hidden states of what was fed are gone: capture them from the first token on")
-        self.cache.watch(layers, self.model.config.hidden_size)
+        self.cache.capture_hidden(layers, self.model.config.hidden_size)
 
     @torch.inference_mode()
     def early(self, ids: torch.Tensor, layers: int) -> torch.Tensor:
@@ -186,7 +186,7 @@ class FastSession(Session):
         self._hold(lengths)
 
     def select_rows(self, rows: Sequence[int]) -> None:
-        self.cache.keep(list(rows))
+        self.cache.select_rows(list(rows))
         self._hold([self.lengths[i] for i in rows])
 
     def _hold(self, lengths: list[int]) -> None:

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from ..console import shell_console
 from ..decode import Generation, Round, check_lengths, generate, generate_plain
-from ..drafters import Sampling
+from ..drafters import SamplingParams
 from ..errors import SpecdecError
 from ..load import load_pair
 from .trace import KINDS, Renderer, to_plain
@@ -33,7 +33,7 @@ def attempt(
     """Print the marked answer, the statistics, and the time of the drafted and of the plain run."""
     console = shell_console()
     check_lengths(gamma, max_new_tokens)
-    Sampling(temperature, top_k, top_p)
+    SamplingParams(temperature, top_k, top_p)
     if not prompt.strip():
         raise SpecdecError("empty prompt: write at least one word")
     pair = load_pair(target, draft, trust_remote_code=trust_remote_code)

@@ -15,7 +15,7 @@ from typing import Any
 from ..bench.costs import CostMeter
 from ..bench.sweep import in_turns, speedup
 from ..decode import Generation, Round, summarise
-from ..drafters import Sampling
+from ..drafters import SamplingParams
 from ..errors import SpecdecError
 from ..models.pair import Pair
 
@@ -53,7 +53,7 @@ def predicted_and_measured(
         raise SpecdecError("nothing to compare: give at least two prompts, one draft and one draft length")
     arms: dict[Any, dict[str, Any]] = {PLAIN: {}}
     arms |= {(name, g): {"draft": draft, "gamma": g} for name, draft in drafts.items() for g in gammas}
-    meter = CostMeter(pair, max(gammas), Sampling(temperature), seed=seed, drafts=drafts)
+    meter = CostMeter(pair, max(gammas), SamplingParams(temperature), seed=seed, drafts=drafts)
     outs = in_turns(
         pair, prompts, arms, seed, between=lambda ids, plain: meter.measure(ids, plain.tokens[0]),
         temperature=temperature, max_new_tokens=max_new_tokens, eos=[],

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..decode.draft_length import Lengths
 from ..decode.results import Round
-from ..drafters import Sampling, as_drafter
+from ..drafters import SamplingParams, as_drafter
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def meet(drafter: Any, vocabulary: int, ids: Sequence[int], text: Sequence[int],
     session = as_drafter(drafter).start(vocabulary)
     met = Met([], [], [])
     for start in range(len(text)):
-        draft = session.propose([*ids, *text[:start]], longest, Sampling(), Random(0))
+        draft = session.propose([*ids, *text[:start]], longest, SamplingParams(), Random(0))
         agreed = [x == y for x, y in zip(draft.bring_home(), text[start:], strict=False)]
         met.offered.append(len(draft.tokens))
         met.kept.append((*agreed, False).index(False))

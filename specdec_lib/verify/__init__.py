@@ -31,9 +31,10 @@ class Verifier:
         correction: `(p, q, x, n) -> [V]`, the distribution of the token after `n` accepted ones.
         lossless: whether the output distribution is the target's.
         source: the publication that states the rule.
-        at_zero: whether the rule decodes at temperature 0 from the target's distribution at temperature 1.
-        next_law: whether the token after a whole draft depends on the draft's distribution there, so that `q` has
-            `g + 1` rows.
+        greedy_from_target_probs: whether the rule decodes at temperature 0 from the target's distribution
+            at temperature 1.
+        needs_bonus_draft_probs: whether the token after a whole draft depends on the draft's distribution there,
+            so that `q` has `g + 1` rows.
         point_mass: whether both answers are point masses and need only the order of `p`'s entries: the decoder then
             passes logits, and takes the maximum instead of a draw.
         on_device: whether both functions take tensors for `x` and `n` and never look at a value, so that nobody waits
@@ -45,8 +46,8 @@ class Verifier:
     correction: Callable[[Array, Array, Sequence[int], Any], Array]
     lossless: bool
     source: str
-    at_zero: bool = field(default=False, kw_only=True)
-    next_law: bool = field(default=False, kw_only=True)
+    greedy_from_target_probs: bool = field(default=False, kw_only=True)
+    needs_bonus_draft_probs: bool = field(default=False, kw_only=True)
     point_mass: bool = field(default=False, kw_only=True)
     on_device: bool = field(default=False, kw_only=True)
 

@@ -172,7 +172,11 @@ def lenience_greedy(l: Any) -> LossyVerifier:  # noqa: E741
 
 
 def by_the_favourite(
-    name: str, keeps: Callable[[Array, Array], Array], lossless: bool, source: str, at_zero: bool = False
+    name: str,
+    keeps: Callable[[Array, Array], Array],
+    lossless: bool,
+    source: str,
+    at_zero: bool = False,
 ) -> LossyVerifier:
     """A rule whose own tokens, after a rejection and after a whole draft, are the target's most probable ones."""
 
@@ -184,7 +188,15 @@ def by_the_favourite(
 
     accepted = token_by_token(keeps)
     return LossyVerifier(
-        name, accepted, correction, lossless, source, keeps, replaces, at_zero=at_zero, on_device=at_zero
+        name,
+        accepted,
+        correction,
+        lossless,
+        source,
+        keeps,
+        replaces,
+        greedy_from_target_probs=greedy_from_target_probs,
+        on_device=greedy_from_target_probs,
     )
 
 
@@ -252,8 +264,17 @@ def ensemble(w: Any, bonus: str = "mixture") -> LossyVerifier:
         return choose(n == g - 1, (1 - a) * replaced + a * drafted, replaced)
 
     source = "DIVERSE, arXiv 2604.07622"
-    name, next_law = f"ensemble({w}, {bonus})", bonus == "mixture"
-    return LossyVerifier(name, accepted, correction, w == 1, source, keeps, residual, next_law=next_law, on_device=True)
+    return LossyVerifier(
+        f"ensemble({w}, {bonus})",
+        accepted,
+        correction,
+        w == 1,
+        source,
+        keeps,
+        residual,
+        needs_bonus_draft_probs=bonus == "mixture",
+        on_device=True,
+    )
 
 
 # -- typical acceptance --------------------------------------------------------------------------------

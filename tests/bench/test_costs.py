@@ -23,7 +23,7 @@ from specdec_lib.bench.costs import (
 from specdec_lib.bench.prompts import Prompt
 from specdec_lib.bench.speed import ratio_of_totals
 from specdec_lib.decode import Round
-from specdec_lib.drafters import Drafter, Sampling
+from specdec_lib.drafters import Drafter, SamplingParams
 from specdec_lib.drafters.base import Draft
 from specdec_lib.errors import SpecdecError
 from specdec_lib.models import open_session
@@ -139,7 +139,7 @@ def test_passes_are_timed_over_the_lengths_asked_for_and_leave_the_session_as_it
 
 
 def test_the_meter_needs_a_text(contest):
-    meter = CostMeter(contest.bare, 2, Sampling())
+    meter = CostMeter(contest.bare, 2, SamplingParams())
     with pytest.raises(SpecdecError, match="nothing was measured"):
         meter.costs([], [])
 
@@ -165,7 +165,9 @@ def test_each_draft_has_its_own_cost_beside_the_same_passes(contest, monkeypatch
         return clock[0]
 
     monkeypatch.setattr(module, "perf_counter", tick)
-    meter = CostMeter(contest.bare, 4, Sampling(), drafts={"slow": Slow(3.0), "quick": Slow(0.5), "free": Slow(0.0)})
+    meter = CostMeter(
+        contest.bare, 4, SamplingParams(), drafts={"slow": Slow(3.0), "quick": Slow(0.5), "free": Slow(0.0)}
+    )
     meter.measure(IDS[0].tolist(), [5, 6, 7, 8])
     rounds = [a_round(4, 4)]
     found = {name: meter.costs(rounds, rounds, name).cost_coefficient.value for name in meter.drafts}
@@ -173,7 +175,7 @@ def test_each_draft_has_its_own_cost_beside_the_same_passes(contest, monkeypatch
 
 
 def test_the_meter_on_a_prompt_as_long_as_the_context(contest):
-    meter = CostMeter(contest.bare, 2, Sampling(1.0))
+    meter = CostMeter(contest.bare, 2, SamplingParams(1.0))
     meter.measure([5] * 512, [])
     assert len(meter.passes[0]) == 8 and meter.passes[0][0] > 0
 

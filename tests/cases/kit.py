@@ -6,7 +6,7 @@ from unittest.mock import patch
 import torch
 
 from specdec_lib.audit.enumeration import runs
-from specdec_lib.drafters import Sampling
+from specdec_lib.drafters import SamplingParams
 from specdec_lib.models import open_session
 from specdec_lib.models.fast import FastLlama
 from specdec_lib.models.pair import is_encoder_decoder
@@ -52,7 +52,7 @@ def slow_greedy(model, prompt, n, ends=(), min_new=0, stop=(), criteria=(), proc
 
 def slow_law(model, prompt, n, sampling=None, ends=(), min_new=0, processors=()):
     """`{tokens: probability}` of sampling one token at a time: the product of the target's laws."""
-    sampling, law = sampling or Sampling(1.0), {}
+    sampling, law = sampling or SamplingParams(1.0), {}
     source, first = begun(model, prompt)
     start = len(first)
 
@@ -60,8 +60,8 @@ def slow_law(model, prompt, n, sampling=None, ends=(), min_new=0, processors=())
         if len(ids) - start == n or (len(ids) > start and ids[-1] in ends):
             law[tuple(ids[start:])] = weight
             return
-        next_law = sampling.probs(slow_scores(model, ids, start, ends, min_new, processors, source))
-        for token, p in enumerate(next_law.tolist()):
+        needs_bonus_draft_probs = sampling.probs(slow_scores(model, ids, start, ends, min_new, processors, source))
+        for token, p in enumerate(needs_bonus_draft_probs.tolist()):
             if p > 0:
                 extend([*ids, token], weight * p)
 

@@ -14,7 +14,7 @@ import specdec_lib as sd
 from specdec_lib.acceptance import asking
 from specdec_lib.audit.adapters import tabular
 from specdec_lib.decode.draft_length import Confidence, Constant, Heuristic
-from specdec_lib.drafters import Sampling
+from specdec_lib.drafters import SamplingParams
 from specdec_lib.exact import accepted_law, output_law
 from specdec_lib.verify import VERIFIERS, Verifier, block, token
 from specdec_lib.verify.lossy import ensemble, lenience, lenience_greedy, typical
@@ -96,8 +96,8 @@ def test_the_output_law_is_the_targets(address, tiny):
     spec = LAWS[address]
     pair = spec.get("pair", lambda case: case.pair)(case)
     options = spec.get("options", {})
-    sampling = Sampling(**{"temperature": 1.0} | {k: v for k, v in options.items() if k in Sampling.__annotations__
-                                                  and k != "processors"})  # fmt: skip
+    names = set(SamplingParams.__annotations__) - {"processors"}
+    sampling = SamplingParams(**{"temperature": 1.0} | {k: v for k, v in options.items() if k in names})
     expected = slow_law(case.pair.target, PROMPT, 3, sampling, **spec.get("law", {}))
     found = law_of(tokens_of(pair, **options))
     assert total_variation(found, expected) < 1e-12
@@ -131,7 +131,7 @@ SEVERAL = {
 def test_the_output_law_of_several_drafts_is_the_targets(address, tiny):
     case, spec = tiny(noise=0.5, **SMALL), SEVERAL[address]
     options = {"drafts": 2, "gamma": 1, "max_new_tokens": 2} | spec.get("options", {})
-    sampling = Sampling(options.get("temperature", 1.0), options.get("top_k"), options.get("top_p"))
+    sampling = SamplingParams(options.get("temperature", 1.0), options.get("top_k"), options.get("top_p"))
     expected = slow_law(case.pair.target, PROMPT, options["max_new_tokens"], sampling, **spec.get("law", {}))
     pair = spec.get("pair", lambda case: case.pair)(case)
     assert total_variation(law_of(tokens_of(pair, **options)), expected) < 1e-12
@@ -184,7 +184,7 @@ def test_the_law_of_a_row_in_a_batch(row, tiny):
 def test_a_token_of_probability_zero_is_never_kept_even_by_a_uniform_of_zero(tiny):
     """https://github.com/sgl-project/sglang/issues/35771 - `u <= p / q` holds at u = 0 and p = 0."""
     case = tiny(noise=2.0, **SMALL)
-    expected = slow_law(case.pair.target, PROMPT, 3, Sampling(1.0, top_k=1))
+    expected = slow_law(case.pair.target, PROMPT, 3, SamplingParams(1.0, top_k=1))
     with patch.object(Random, "random", lambda self: 0.0):
         for gamma in (1, 2, 3):
             found = tokens_of(case.pair, gamma=gamma, top_k=1)()
@@ -237,7 +237,7 @@ def test_a_mixture_is_the_mixture_at_every_token(n, batch_size, tiny):
     target, draft = case.pair.target, case.pair.draft
 
     def mixture(tokens):
-        laws = [Sampling(1.0).probs(slow_scores(model, PROMPT + tokens, 4)) for model in (target, draft)]
+        laws = [SamplingParams(1.0).probs(slow_scores(model, PROMPT + tokens, 4)) for model in (target, draft)]
         return (w * laws[0] + (1 - w) * laws[1]).tolist()
 
     expected = {(a,): p for a, p in enumerate(mixture([]))}

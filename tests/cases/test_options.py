@@ -16,7 +16,7 @@ from kit import slow_scores
 
 import specdec_lib as sd
 from specdec_lib.decode.draft_length import Confidence, Fastest, Heuristic
-from specdec_lib.drafters import Sampling
+from specdec_lib.drafters import SamplingParams
 from specdec_lib.models.session import open_session
 from specdec_lib.verify import VERIFIERS, Verifier
 
@@ -58,7 +58,7 @@ class Run:
 
     def allowed(self, **truncation):
         """Whether every token has probability in the law after the processors and this truncation."""
-        sampling = Sampling(self.options.get("temperature", 1.0), **truncation)
+        sampling = SamplingParams(self.options.get("temperature", 1.0), **truncation)
         processors = self.options.get("processors", ())
         for prompt, tokens in zip(PROMPTS, self.out.tokens, strict=True):
             for i, token in enumerate(tokens):

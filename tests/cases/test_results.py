@@ -5,7 +5,7 @@ import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
 import specdec_lib as sd
-from specdec_lib.drafters import Sampling
+from specdec_lib.drafters import SamplingParams
 
 PROMPT = [5, 9, 17, 3, 8, 9, 17, 3]
 PROMPTS = [PROMPT, [4, 4, 4], [9]]
@@ -29,7 +29,7 @@ def test_logprobs_and_scores_are_those_of_transformers(tiny):
 
 def test_scores_of_sampled_tokens_are_in_the_law_that_was_sampled(tiny):
     """https://github.com/vllm-project/vllm/issues/34497 - log-probabilities of another law than the tokens'."""
-    case, sampling = tiny(), Sampling(0.8, top_k=5)
+    case, sampling = tiny(), SamplingParams(0.8, top_k=5)
     out = sd.generate(
         case.pair, PROMPT, max_new_tokens=20, eos=[], logprobs=True, temperature=0.8, top_k=5, verifier="block"
     )

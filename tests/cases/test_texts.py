@@ -7,7 +7,7 @@ from tiny import tiny_feature_draft
 
 import specdec_lib as sd
 from specdec_lib.decode.draft_length import Confidence, Fastest, Heuristic
-from specdec_lib.drafters import Sampling
+from specdec_lib.drafters import SamplingParams
 from specdec_lib.models import load_model, open_session
 
 PROMPT = [5, 9, 17, 3, 8, 9, 17, 3]
@@ -83,7 +83,7 @@ def test_early_exit_shares_the_cache_and_leaves_no_trace(tiny):
     drafter = sd.EarlyExitDrafter(1)
     session = open_session(target)
     session.feed(torch.tensor([PROMPT[:-1]]), last=0)
-    (draft,) = drafter.start_batch(1, 0, session).propose([PROMPT], [3], [Sampling()], [None])
+    (draft,) = drafter.start_batch(1, 0, session).propose([PROMPT], [3], [SamplingParams()], [None])
     assert session.length == len(PROMPT) - 1 and len(draft.tokens) == draft.passes == 3
     after = session.feed(torch.tensor([PROMPT[-1:]]))[0, -1]
     fresh = open_session(target).feed(torch.tensor([PROMPT]))[0, -1]
