@@ -195,8 +195,8 @@ def by_the_favourite(
         source,
         keeps,
         replaces,
-        greedy_from_target_probs=greedy_from_target_probs,
-        on_device=greedy_from_target_probs,
+        greedy_from_target_probs=at_zero,
+        on_device=at_zero,
     )
 
 
