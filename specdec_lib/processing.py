@@ -8,6 +8,7 @@ before it.  Processors come before temperature and truncation, as in transformer
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -41,6 +42,23 @@ def as_processors(given: Any) -> tuple[Processor, ...]:
                 f"{name} is no function of the text so far, as drafting needs: use it with transformers' own generate"
             )
     return processors
+
+
+@dataclass(frozen=True)
+class NoEndBefore:
+    """The processor of `min_new_tokens`: no end-of-sequence token before position `length` of the text.
+
+    As transformers' `MinNewTokensLengthLogitsProcessor`, on whatever device it is asked: a draft may be on another one
+    than its target.
+    """
+
+    length: int
+    ends: tuple[int, ...]
+
+    def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if ids.shape[-1] < self.length:
+            scores[:, list(self.ends)] = float("-inf")
+        return scores
 
 
 def process(processors: Sequence[Processor], ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:

@@ -12,10 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec_lib.distributions import overlap
-from specdec_lib.exact import Draft, accepted_law, random_pair
-from specdec_lib.exact.models import stacked
-from specdec_lib.theory import (
+from specdec_lib.acceptance import (
     acceptance_by_position,
     acceptance_from_laws,
     acceptance_from_trace,
@@ -23,6 +20,9 @@ from specdec_lib.theory import (
     classical_rejection_rate,
     pooled_alpha,
 )
+from specdec_lib.distributions import overlap
+from specdec_lib.exact import Draft, accepted_law, random_pair
+from specdec_lib.exact.models import stacked
 from specdec_lib.verify import block, token
 
 

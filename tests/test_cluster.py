@@ -12,9 +12,10 @@ import nbformat
 import pytest
 from test_reproduce import profile, records, write
 
+from specdec_lib import workers
 from specdec_lib.errors import SpecdecError
 from specdec_lib.provenance import state_of
-from specdec_lib.report import cluster, workers
+from specdec_lib.report import cluster
 from specdec_lib.report.board import Board
 from specdec_lib.report.reproduce import prepare, reproduce
 

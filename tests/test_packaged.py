@@ -11,6 +11,7 @@ import zipfile
 import numpy as np
 import pytest
 
+from specdec_lib import paths
 from specdec_lib.errors import SpecdecError
 from specdec_lib.models import packaged
 
@@ -302,7 +303,7 @@ def test_a_place_that_cannot_be_written(home, quick):
 
 def test_home_is_the_checkout_unless_told(monkeypatch, tmp_path):
     monkeypatch.delenv("SPECDEC_HOME", raising=False)
-    checkout = packaged.home().parent
+    checkout = paths.home().parent
     assert (checkout / "specdec_lib" / "models" / "packaged.py").samefile(packaged.__file__)
     monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
     assert packaged.folder() == tmp_path.resolve() / "models" / packaged.NAME

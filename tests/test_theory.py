@@ -17,13 +17,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec_lib import theory
-from specdec_lib.errors import SpecdecError
-from specdec_lib.theory import (
+from specdec_lib.acceptance import (
     acceptance_from_laws,
     acceptance_from_trace,
+    block_efficiency_by_position,
+    pooled_alpha,
+    repeat_alpha,
+)
+from specdec_lib.errors import SpecdecError
+from specdec_lib.theory import (
     batch_improvement_factor,
     block_efficiency,
-    block_efficiency_by_position,
     break_even_tokens,
     drafting_helps,
     expected_rounds,
@@ -36,9 +40,7 @@ from specdec_lib.theory import (
     optimal_gamma,
     oracle_block_efficiency,
     oracle_improvement_factor,
-    pooled_alpha,
     predict,
-    repeat_alpha,
     roofline_verification_cost,
 )
 
@@ -374,4 +376,3 @@ def test_the_theory_needs_numpy_only():
     heavy = ("torch", "scipy", "pandas", "transformers", "matplotlib")
     code = f"import sys, specdec_lib.theory; print([m for m in {heavy} if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
-    assert theory.acceptance_from_trace is acceptance_from_trace

@@ -17,7 +17,7 @@ from ..models.pair import Pair, end_tokens, is_encoder_decoder, start_marker, vo
 from ..models.seq2seq import DecoderView, start_token
 from ..models.session import device_of
 from ..models.support import check_decoder, check_rows, decoding, new_tokens
-from ..processing import Processor
+from ..processing import NoEndBefore, Processor
 from ..prompts import as_list, encode_all
 from ..verify import VERIFIERS, Verifier, get_verifier
 from .draft_length import Constant, Lengths, as_lengths, check_gamma
@@ -209,12 +209,7 @@ def own_processors(
     pair: Pair, asked: DecodeOptions, ids: list[int], length: int, ends: tuple[int, ...]
 ) -> tuple[Processor, ...]:
     """The processors of one text: no end before it is long enough, then those that were asked for."""
-    first: tuple[Processor, ...] = ()
-    if asked.min_new_tokens and ends:
-        from transformers import MinNewTokensLengthLogitsProcessor
-
-        where = str(device_of(pair.target))
-        first = (MinNewTokensLengthLogitsProcessor(len(ids), asked.min_new_tokens, list(ends), where),)
+    first = (NoEndBefore(len(ids) + asked.min_new_tokens, ends),) if asked.min_new_tokens and ends else ()
     return *first, *as_shown(pair.target, bound(asked.params.processors, span_of(pair, ids, length, ends)))
 
 
