@@ -127,8 +127,8 @@ class _HeuristicState(PolicyState):
 class Confidence(DraftLengthPolicy):
     """Draft until the draft is unsure: the token it gave less than `threshold` is the last one, and is verified too.
 
-    The probability is that at temperature 1, whatever is sampled.  The output distribution is kept: whether drafting goes on
-    depends only on tokens that are verified.
+    The probability is that at temperature 1, whatever is sampled.  The output distribution is kept: whether drafting
+    goes on depends only on tokens that are verified.
     """
 
     threshold: float = 0.4
@@ -158,7 +158,8 @@ class Fastest(DraftLengthPolicy):
     of the loop.  All four are running estimates.  Where no length pays, the target decodes alone, and every so often
     one draft token tests whether that still holds.
 
-    Lengths follow the clock, so at a temperature above 0 the same seed may give another text (from the same distribution).
+    Lengths follow the clock, so at a temperature above 0 the same seed may give another text, from the same
+    distribution.
 
     Attributes:
         first: length of the first rounds.
