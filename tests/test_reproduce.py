@@ -12,6 +12,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from specdec_lib import paths
 from specdec_lib.errors import SpecdecError
 from specdec_lib.files import HOLDER, LOCK, held, host, replace_folder, restore_folder
 from specdec_lib.report import reproduce as module
@@ -304,7 +305,7 @@ def test_any_folder_of_data_makes_notebooks_run_again_and_what_was_fetched_does_
     (root / "data" / "another").mkdir()
     (root / "data" / "another" / "file").touch()
     assert reproduce(root=root) == 0 and ran == ["00_a"] * 3
-    for made in module.FETCHED_OR_MADE:
+    for made in paths.FETCHED_OR_MADE:
         (root / "data" / made).mkdir()
         (root / "data" / made / "file").touch()
     (root / "data" / ".new-replaced").mkdir()
@@ -316,7 +317,7 @@ def test_any_folder_of_data_makes_notebooks_run_again_and_what_was_fetched_does_
 def test_every_folder_of_data_that_git_keeps_is_in_the_digest():
     listed = subprocess.run(["git", "ls-files", "data"], cwd=REPOSITORY, capture_output=True, text=True)
     kept = {Path(line).parts[1] for line in listed.stdout.splitlines() if len(Path(line).parts) > 2}
-    assert kept <= {path.name for path in module.data_folders(REPOSITORY)}
+    assert kept <= {path.name for path in paths.data_folders(REPOSITORY)}
 
 
 def test_claims_of_notebooks_that_the_profile_does_not_list_are_not_counted(instant, capsys):
