@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 PROFILE ?= cpu
+WORKERS ?= 2
 TORCH := torch==2.13.0
 
 BIN := .venv/bin
@@ -35,7 +36,7 @@ reproduce: models  ## run all notebooks and write results/ (PROFILE=smoke, cpu o
 	@$(BIN)/specdec reproduce --profile $(PROFILE)
 
 test: models  ## run the tests, then the notebooks against their committed outputs
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 	@$(MAKE) --no-print-directory nbtest
 
 nbtest: models  ## run the notebooks against their committed outputs

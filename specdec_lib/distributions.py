@@ -9,6 +9,7 @@ Letters as in Leviathan, Kalman, Matias (arXiv 2211.17192): `p` is the target's 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -21,7 +22,9 @@ Array: TypeAlias = Any
 
 
 def is_torch(a: Array) -> bool:
-    return type(a).__module__.startswith("torch")
+    """Whether `a` is a torch tensor, of whatever library's subclass; torch is not imported for it."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(a, torch.Tensor)
 
 
 def positive_part(a: Array) -> Array:

@@ -53,7 +53,10 @@ def test_block_law(six):
     assert half.law(()) == pytest.approx(expected, abs=1e-6)
 
 
-@pytest.mark.parametrize(("floor", "message"), [(1.0, "below 1"), (-0.1, "below 1"), (0.9, "nothing is left to test")])
+@pytest.mark.parametrize(
+    ("floor", "message"),
+    [(1.0, r"floor must lie in \[0, 1\)"), (-0.1, r"floor must lie in \[0, 1\)"), (0.9, "nothing is left to test")],
+)
 def test_a_floor_that_leaves_nothing_to_test_is_refused(floor, message, six):
     with pytest.raises(SpecdecError, match=message):
         adapters.BlockLaw(six[2], LENGTH, floor)

@@ -315,7 +315,7 @@ def test_a_long_text_is_read_in_chunks_with_the_same_logits(chunk, model):
     ids = ids_of(2, 70)
     shown = FastLlama(model)
     shown.prefill_chunk = chunk
-    session = open_session(shown, batch=2, capacity=1)
+    session = open_session(shown, rows=2, capacity=1)
     session.capture_hidden([1, 2])
     logits = [session.feed(ids[:, :7], last=7), session.feed(ids[:, 7:], last=63)]
     torch.testing.assert_close(torch.cat(logits, 1), logits_of(model, ids), **EXACT)

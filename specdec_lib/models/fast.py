@@ -68,7 +68,8 @@ class Cache:
     """Keys and values of one batch, `[layers, batch, kv_heads, capacity, head_dim]`, written in place.
 
     After `capture_hidden` it also keeps what chosen layers gave at each position, in `features`
-    `[batch, capacity, len(watched), width]`.  The capacity at least doubles when it is exceeded, so a cache may start small.
+    `[batch, capacity, len(watched), width]`.  The capacity
+    at least doubles when it is exceeded, so a cache may start small.
     """
 
     def __init__(self, layers: int, batch: int, kv_heads: int, capacity: int, head_dim: int, like: torch.Tensor):

@@ -226,7 +226,7 @@ def ensemble(w: Any, bonus: str = "mixture") -> LossyVerifier:
     >>> ensemble(0.5).accepted(p, q, [0])
     [0.25, 0.75]
     >>> ensemble(0.5, "none").accepted(p, q, [0]), ensemble(0.5, "none").correction(p, q, [0], 0).tolist()
-    ([1.0, 0], [0.75, 0.25])
+    ([1.0, 0.0], [0.75, 0.25])
     """
     if not 0 <= w <= 1:
         raise SpecdecError(f"ensemble weight must be in [0, 1], got {w}: 1 is the target alone, 0 the draft alone")

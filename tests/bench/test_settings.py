@@ -135,7 +135,7 @@ def test_a_setting_that_fails_fails_alone(asked, tmp_path, quiet):
     broken = Setting(**{**vars(asked[0]), "draft": "./nothing"})
     found = sweep([broken, asked[0]], tmp_path / "sweep.json", say=told.append)
     assert [entry["setting"]["draft"] for entry in found] == ["lookup"]
-    assert "draft ./nothing, gamma 1: failed: there is no model folder" in told[0]
+    assert "draft ./nothing, gamma 1: failed: there is no draft './nothing'" in told[0]
 
 
 @pytest.fixture(scope="module")
