@@ -113,6 +113,7 @@ NOT_IMPORTED = {
     "mypy": "`make lint`",
     "nbstripout": "`make lint`, `make fmt`",
     "nbval": "`make nbtest`",
+    "pytest-xdist": "`make test` runs on several workers",
     "ruff": "`make lint`, `make fmt`",
     "pandas-stubs": "for mypy",
     "types-pyyaml": "for mypy",
