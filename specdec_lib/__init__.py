@@ -65,7 +65,7 @@ __all__ = [
     "load_pair",
     "processors_of",
 ]
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 def __getattr__(name: str) -> Any:

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from .decode.draft_length import is_rule
+from .decode.draft_length import DraftLengthPolicy
 from .drafters import (
     ComposedDrafter,
     ModelDrafter,
@@ -91,11 +91,11 @@ def load_pair(
 
 
 def check_draft(draft: Any) -> None:
-    """Refuse a class where one of it is meant, and a rule for the draft length."""
+    """Refuse a class where one of it is meant, and a policy for the draft length."""
     if isinstance(draft, type):
         raise SpecdecError(f"the draft is the class {draft.__name__}: make one of it, {draft.__name__}(...)")
-    if is_rule(draft):
-        raise SpecdecError(f"the draft is a rule for the draft length, {type(draft).__name__}: give it as gamma")
+    if isinstance(draft, DraftLengthPolicy):
+        raise SpecdecError(f"the draft is a policy for the draft length, {type(draft).__name__}: give it as gamma")
 
 
 def check_tokenizers(tokenizers: str) -> None:

@@ -9,7 +9,7 @@ from tiny import tiny_model, tiny_tokenizer
 
 import specdec_lib as sd
 from specdec_lib import prompts
-from specdec_lib.decode.draft_length import Confidence, Constant, Fastest, Heuristic, as_lengths
+from specdec_lib.decode.draft_length import Confidence, Constant, DraftLengthPolicy, Fastest, Heuristic, as_policy
 from specdec_lib.errors import SpecdecError
 from specdec_lib.models.pair import resolve
 
@@ -125,19 +125,17 @@ def test_a_template_that_refuses_is_one_line(pair):
 
 @pytest.mark.parametrize("three", [3, np.int64(3), np.array(3), torch.tensor(3)])
 def test_draft_lengths_of_every_library(three):
-    found = [as_lengths(three).gamma, Constant(three).gamma, Heuristic(three).first, Fastest(three, three).longest]
+    found = [as_policy(three).gamma, Constant(three).gamma, Heuristic(three).first, Fastest(three, three).longest]
     found.append(Confidence(np.float32(0.5), three).longest)
     assert found == [3] * 5 and all(type(n) is int for n in found)
     assert type(Confidence(np.float32(0.5)).threshold) is float
 
 
-class Rule:
-    """A rule of somebody's own."""
-
-    confidence = 0.0
+class Policy(DraftLengthPolicy):
+    """A policy of somebody's own."""
 
     def start(self):
-        return Constant(2)
+        return Constant(2).start()
 
 
 @pytest.mark.parametrize(
@@ -157,12 +155,12 @@ class Rule:
 def test_what_is_no_draft_length(gamma, message):
     gamma = gamma() if getattr(gamma, "__name__", "") == "<lambda>" else gamma
     with refused(message):
-        as_lengths(gamma)
+        as_policy(gamma)
 
 
-def test_a_rule_of_ones_own_is_taken():
-    rule = Rule()
-    assert as_lengths(rule) is rule
+def test_a_policy_of_ones_own_is_taken():
+    policy = Policy()
+    assert as_policy(policy) is policy and policy.confidence == 0
 
 
 # -- places --------------------------------------------------------------------------------------------
@@ -204,7 +202,7 @@ def test_an_unknown_draft_is_refused_with_what_there_is(tmp_path):
         load_engine("transformers", "packaged", "lookup+small", 3, 1.0)
     with refused("class PromptLookupDrafter: make one"):
         check_draft(sd.PromptLookupDrafter)
-    with refused("a rule for the draft length, Heuristic: give it as gamma"):
+    with refused("a policy for the draft length, Heuristic: give it as gamma"):
         check_draft(Heuristic())
 
 

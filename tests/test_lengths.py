@@ -11,10 +11,11 @@ import specdec_lib as sd
 from specdec_lib.decode.draft_length import (
     Confidence,
     Constant,
+    DraftLengthPolicy,
     Fastest,
     Heuristic,
     Shares,
-    as_lengths,
+    as_policy,
     best_length,
     pass_seconds,
 )
@@ -167,11 +168,12 @@ def test_one_alpha_cannot_describe_copies_and_a_model():
             self.kept.estimates = lambda: [sum(self.kept.successes) / max(sum(self.kept.tries), 1)] * len(estimates())
             self.offered.estimates = lambda: [1.0] * len(estimates())
 
-    class Rule:
-        start = OneAlpha
+    class Policy(DraftLengthPolicy):
+        def start(self):
+            return OneAlpha()
 
     pass_cost = lambda n: 1 + 0.02 * (n - 1)  # noqa: E731
-    before, now = (replay(rule, texts, 0.025, pass_cost)[0] for rule in (Rule(), Fastest()))
+    before, now = (replay(rule, texts, 0.025, pass_cost)[0] for rule in (Policy(), Fastest()))
     assert before < 0.97 * now
 
 
@@ -227,7 +229,7 @@ def test_chances_by_position():
     ("make", "message"),
     [
         (lambda: Constant(0), "gamma must be a whole number >= 1"),
-        (lambda: as_lengths("5"), "gamma must be a whole number >= 1"),
+        (lambda: as_policy("5"), "gamma must be a whole number >= 1"),
         (lambda: Heuristic(0), "first must be a whole number >= 1"),
         (lambda: Confidence(1.5), r"must lie in \[0, 1\]"),
         (lambda: Confidence(0.4, 0), "longest must be a whole number >= 1"),

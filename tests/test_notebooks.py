@@ -7,7 +7,7 @@ import nbformat
 import pytest
 import yaml
 
-from specdec_lib.report.profiles import load_profile, parse_parameters
+from specdec_lib.report.profiles import accepts, load_profile, parameters_of
 
 FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
@@ -76,8 +76,9 @@ def test_code_cells_are_short(notebook):
 
 def test_one_parameters_cell_of_annotated_explained_literals(path, notebook):
     (cell,) = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
-    parameters = parse_parameters(cell.source, path.stem)
-    assert all(parameter.comment for parameter in parameters)
+    parameters = parameters_of(path)
+    assert len(parameters) == len(cell.source.splitlines())
+    assert all(p.comment and accepts(p.annotation, p.default) for p in parameters.values())
 
 
 @pytest.mark.parametrize("profile", PROFILES, ids=lambda path: path.stem)

@@ -16,6 +16,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
+import specdec_lib
+
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
@@ -103,9 +105,34 @@ def test_everything_imported_is_declared(folder, extras):
     assert not undeclared, "; ".join(undeclared)
 
 
+NOT_IMPORTED = {
+    "accelerate": "transformers reads GGUF files and spreads models with it",
+    "jinja2": "transformers fills chat templates with it",
+    "jupyterlab": "`make lab`",
+    "ipywidgets": "without it progress bars warn in notebooks",
+    "mypy": "`make lint`",
+    "nbstripout": "`make lint`, `make fmt`",
+    "nbval": "`make nbtest`",
+    "pytest-xdist": "`make test` runs on several workers",
+    "ruff": "`make lint`, `make fmt`",
+    "pandas-stubs": "for mypy",
+    "types-pyyaml": "for mypy",
+}
+
+
+def test_everything_declared_is_imported_or_has_a_reason():
+    modules = metadata.packages_distributions()
+    sources = [path for folder in ("specdec_lib", "tests") for path in (ROOT / folder).rglob("*.py")]
+    imported = {canonicalize_name(d) for path in sources for name in imported_by(path) for d in modules.get(name, [])}
+    declared = {canonicalize_name(r.name) for r in requirements(*LOCKED_EXTRAS)}
+    assert declared - imported == set(NOT_IMPORTED)
+
+
 def test_package_and_citation_say_the_same():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    assert citation["version"] == PROJECT["version"]
+    assert citation["version"] == PROJECT["version"] == specdec_lib.__version__
+    newest = re.search(r"^## \[(.*?)\]", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert newest and newest[1] == PROJECT["version"]
     assert citation["license"] == PROJECT["license"] == "Apache-2.0"
     assert "Apache License" in (ROOT / "LICENSE").read_text()
     assert (ROOT / "specdec_lib" / "py.typed").exists()

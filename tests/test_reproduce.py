@@ -17,7 +17,7 @@ from specdec_lib.errors import SpecdecError
 from specdec_lib.files import HOLDER, LOCK, held, host, replace_folder, restore_folder
 from specdec_lib.report import reproduce as module
 from specdec_lib.report import runner
-from specdec_lib.report.profiles import parse_parameters
+from specdec_lib.report.profiles import Parameter, accepts, parameters_of
 from specdec_lib.report.reproduce import reproduce
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -215,12 +215,58 @@ def test_results_that_cannot_be_written_are_refused(checkout):
         reproduce("cpu", results=checkout / "taken", root=checkout)
 
 
-def test_parameter_cells_hold_annotated_literals_only():
-    n, names = parse_parameters('n: int = 20_000  # draws\nnames: list[str] = [\n    "a",\n]  # two # marks', "x")
-    assert (n.default, n.comment, names.default, names.comment) == (20000, "draws", ["a"], "two # marks")
-    for wrong in ("n = 3", "n: int", "n: int = 2 * k", "import numpy"):
-        with pytest.raises(SpecdecError, match="must read `name: type = literal"):
-            parse_parameters(wrong, "x")
+def parameters_cell(root, source):
+    write(root, "00_a {1}")
+    path = root / "notebooks" / "00_a {1}.ipynb"
+    notebook = nbformat.read(path, as_version=4)
+    notebook.cells[0].source = source
+    nbformat.write(notebook, path)
+    return path
+
+
+def test_parameters_are_what_papermill_reads(tmp_path):
+    source = 'n: int = 20_000  # draws\n# a remark\nnames: list[str] = [\n    "a",\n]  # two # marks'
+    assert list(parameters_of(parameters_cell(tmp_path, source)).values()) == [
+        Parameter("n", "int", 20_000, "draws"),
+        Parameter("names", "list[str]", ["a"], "two # marks"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "n = 3",
+        "n: int",
+        "n: int = 2 * k",
+        "import numpy",
+        "n: int | None = None",
+        "n: integer = 3",
+        "n: list[integer] = []",
+        "n: int = 3  # k = 3",
+        'n: str = "a # b"',
+        'n: str = "a = b"',
+    ],
+)
+def test_a_parameter_that_papermill_would_skip_or_misread_is_refused(tmp_path, line):
+    path = parameters_cell(tmp_path, f"k: int = 1  # first\n{line}")
+    with pytest.raises(SpecdecError, match=r"00_a \{1\}: line 2 of the parameters cell must read `name: type = lit"):
+        parameters_of(path)
+
+
+@pytest.mark.parametrize(
+    "annotation, good, bad",
+    [
+        ("int", [0, -3], [True, 1.5, "3", None, [1]]),
+        ("float", [1.5, 3], [True, "1e-4", None]),
+        ("bool", [True], [0, "true"]),
+        ("str", ["", "1"], [1, None]),
+        ("list[int]", [[], [1, 2]], [1, ["1"], [True], [1.5]]),
+        ("dict[str, list[str]]", [{}, {"a": ["b"]}], [[], {"a": "b"}, {1: ["b"]}]),
+    ],
+)
+def test_values_of_parameters_are_checked_strictly(annotation, good, bad):
+    assert all(accepts(annotation, value) for value in good)
+    assert not any(accepts(annotation, value) for value in bad)
 
 
 # -- without kernels: what counts, what is run again, what fails alone ---------------------------------------

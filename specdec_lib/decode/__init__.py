@@ -20,7 +20,7 @@ from ..models.support import check_decoder, check_rows, decoding, new_tokens
 from ..processing import NoEndBefore, Processor
 from ..prompts import as_list, encode_all
 from ..verify import VERIFIERS, Verifier, get_verifier
-from .draft_length import Constant, Lengths, as_lengths, check_gamma
+from .draft_length import Constant, DraftLengthPolicy, as_policy, check_gamma
 from .loop import Plan, Text, decode_texts
 from .options import DecodeOptions
 from .results import Generation, Round, Stats, summarise
@@ -43,7 +43,7 @@ __all__ = [
 def generate(
     pair: Pair,
     prompts: Any,
-    gamma: int | Lengths = 5,
+    gamma: int | DraftLengthPolicy = 5,
     max_new_tokens: int | None = 128,
     temperature: float = 0.0,
     top_k: int | None = None,
@@ -62,7 +62,7 @@ def generate(
     Args:
         pair: target, draft, tokenizer.
         prompts: a text, a list of texts, chat messages, a list of those, ids (a list or an array), or a tensor of ids.
-        gamma: draft length, >= 1, or a rule of `decode.draft_length` that adapts it.  The last rounds draft less:
+        gamma: draft length, >= 1, or a policy of `decode.draft_length` that adapts it.  The last rounds draft less:
             never more than can still be used.
         max_new_tokens, temperature, top_k, top_p, min_p, seed, eos, on_round: see `DecodeOptions`.
         verifier: a name in `specdec_lib.verify.VERIFIERS`, or a `Verifier`.
@@ -87,7 +87,7 @@ def generate(
     asked = DecodeOptions.of("generate", given | options)
     if pair.draft is None:
         raise SpecdecError("this pair has no draft: set Pair(draft=...), or call generate_plain")
-    drafter, lengths, rule = as_drafter(pair.draft), as_lengths(gamma), get_verifier(verifier)
+    drafter, policy, rule = as_drafter(pair.draft), as_policy(gamma), get_verifier(verifier)
     if not asked.params.greedy and (rule.point_mass or rule.greedy_from_target_probs):
         raise SpecdecError(
             f"the {rule.name} verifier is a rule for temperature 0: set temperature=0, or use verifier='token'"
@@ -99,12 +99,12 @@ def generate(
         raise SpecdecError(f"{type(drafter).__name__} drafts for one text at a time: leave out batch_size")
     if rule == VERIFIERS["token"] and asked.params.greedy:
         rule = VERIFIERS["greedy"]  # the same rule at temperature 0, without computing probabilities
-    if lengths.confidence:
-        drafter = drafter.with_confidence(lengths.confidence)
+    if policy.confidence:
+        drafter = drafter.with_confidence(policy.confidence)
     if rule.needs_bonus_draft_probs and drafter.confidence:
         # of the token past the draft only the distribution may be used, and here it decided where the draft ends
         raise SpecdecError(f"{rule.name} needs drafts whose length does not depend on their tokens: use no confidence")
-    return run(pair, prompts, asked, rule, drafter, lengths, drafts)
+    return run(pair, prompts, asked, rule, drafter, policy, drafts)
 
 
 @DecodeOptions.shown
@@ -155,7 +155,7 @@ def run(
     asked: DecodeOptions,
     rule: Verifier,
     drafter: Drafter | None = None,
-    lengths: Lengths | None = None,
+    policy: DraftLengthPolicy | None = None,
     drafts: int = 1,
 ) -> Generation:
     """Decode as `generate` and `generate_plain` have checked it; without a drafter plainly."""
@@ -177,8 +177,8 @@ def run(
         )
 
     start = perf_counter()
-    schedule = (lengths or Constant(1)).start()
-    plan = Plan(pair.target, drafter, schedule, rule, asked.logprobs, drafts)
+    lengths = (policy or Constant(1)).start()
+    plan = Plan(pair.target, drafter, lengths, rule, asked.logprobs, drafts)
     streams = [TextStream(stopping) for _ in texts]
     traces: list[list[Round]] = [[] for _ in texts]
     with decoding(*models):

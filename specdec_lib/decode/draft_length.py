@@ -1,7 +1,7 @@
-"""How many tokens to draft: a constant, or a rule that adapts to what was accepted.
+"""How many tokens to draft: a constant, or a policy that adapts to what was accepted.
 
-`generate(gamma=5)` drafts five; `generate(gamma=Heuristic())` and the like adapt.  An object here is a rule without
-state: what is learnt lives in the `Schedule` that a call starts, never in a model or its configuration.
+`generate(gamma=5)` drafts five; `generate(gamma=Heuristic())` and the like adapt.  A policy has no state: what is
+learnt lives in the `PolicyState` that a call starts, never in a model or its configuration.
 """
 
 from __future__ import annotations
@@ -9,85 +9,108 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from inspect import signature
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
+from ..drafters.base import Drafter
 from ..drafters.model import check_confidence
 from ..errors import SpecdecError
 from ..validate import whole
 from .results import Round
 
 
-class Schedule(Protocol):
-    """A rule at work in one call."""
+class PolicyState:
+    """A policy at work in one call of `generate`: it is asked before each round, and told what came of it."""
 
     def next(self, row: int, room: int | None = None) -> int:
-        """How many tokens to draft in the next round of a row, which can use `room` of them; 0 asks the target alone.
+        """How many tokens to draft in the next round of one text; 0 lets the target decode alone.
 
-        More than `room` may be asked for and is not drafted; None says nothing of it.
+        Args:
+            row: which text, counted over the prompts of the call.
+            room: how many draft tokens the text can still use.  A larger answer is cut to it; None where it is not
+                known.
         """
-        ...
+        raise NotImplementedError
 
-    def update(self, done: Round) -> None: ...
+    def update(self, done: Round) -> None:
+        """Learn from a finished round.  The default learns nothing."""
 
 
-class Lengths(Protocol):
-    """A rule for the draft length."""
+class DraftLengthPolicy:
+    """How the draft length is chosen.  A policy of your own overrides `start`, and is given as `generate(gamma=...)`.
+
+    A policy that drafts twice as many tokens in each round of a text:
+
+    >>> class Doubling(DraftLengthPolicy):
+    ...     def start(self):
+    ...         return DoublingState()
+    >>> class DoublingState(PolicyState):
+    ...     def __init__(self):
+    ...         self.rounds = defaultdict(int)
+    ...     def next(self, row, room=None):
+    ...         return 2 ** self.rounds[row]
+    ...     def update(self, done):
+    ...         self.rounds[done.row] += 1
+    >>> as_policy(Doubling()).start().next(row=0)
+    1
+    """
 
     @property
     def confidence(self) -> float:
-        """Probability below which a draft ends early; 0 for rules that do not use it."""
-        ...
+        """The probability below which a token ends its draft; 0 for policies that do not look at it."""
+        return 0.0
 
-    def start(self) -> Schedule: ...
+    def start(self) -> PolicyState:
+        """The state for one call; each call gets a new one."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class Constant:
+class Constant(DraftLengthPolicy):
     """Always `gamma` tokens."""
 
     gamma: int
-    confidence = 0.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "gamma", check_gamma(self.gamma))
 
-    def start(self) -> Constant:
-        return self
+    def start(self) -> PolicyState:
+        return _ConstantState(self.gamma)
+
+
+class _ConstantState(PolicyState):
+    def __init__(self, gamma: int):
+        self.gamma = gamma
 
     def next(self, row: int, room: int | None = None) -> int:
         return self.gamma
 
-    def update(self, done: Round) -> None: ...
-
 
 @dataclass(frozen=True)
-class Heuristic:
+class Heuristic(DraftLengthPolicy):
     """Two more after a draft that was kept whole, one less after a refusal; each text has a count of its own.
 
-    The rule of Hugging Face's assisted generation (Gante 2023).  There it lives on in the assistant's configuration;
+    The policy of Hugging Face's assisted generation (Gante 2023).  There it lives on in the assistant's configuration;
     here every call begins at `first`.
 
-    >>> schedule = Heuristic(first=5).start()
+    >>> state = Heuristic(first=5).start()
     >>> for accepted in (5, 3):
-    ...     schedule.update(Round(0, [7] * 5, accepted, [7] * accepted + [9], [], [], 5, 0.0, 0.0, 0.0))
-    ...     print(schedule.next(0))
+    ...     state.update(Round(0, [7] * 5, accepted, [7] * accepted + [9], [], [], 5, 0.0, 0.0, 0.0))
+    ...     print(state.next(0))
     7
     6
     """
 
     first: int = 5
-    confidence = 0.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "first", check_gamma(self.first, "first"))
 
-    def start(self) -> _HeuristicSchedule:
-        return _HeuristicSchedule(self.first)
+    def start(self) -> _HeuristicState:
+        return _HeuristicState(self.first)
 
 
-class _HeuristicSchedule:
+class _HeuristicState(PolicyState):
     def __init__(self, first: int):
         self.lengths: dict[int, int] = defaultdict(lambda: first)
 
@@ -101,11 +124,11 @@ class _HeuristicSchedule:
 
 
 @dataclass(frozen=True)
-class Confidence:
+class Confidence(DraftLengthPolicy):
     """Draft until the draft is unsure: the token it gave less than `threshold` is the last one, and is verified too.
 
-    The probability is that at temperature 1, whatever is sampled.  The output law is kept: whether drafting goes on
-    depends only on tokens that are verified.
+    The probability is that at temperature 1, whatever is sampled.  The output distribution is kept: whether drafting
+    goes on depends only on tokens that are verified.
     """
 
     threshold: float = 0.4
@@ -119,12 +142,12 @@ class Confidence:
     def confidence(self) -> float:
         return self.threshold
 
-    def start(self) -> Constant:
-        return Constant(self.longest)
+    def start(self) -> PolicyState:
+        return _ConstantState(self.longest)
 
 
 @dataclass(frozen=True)
-class Fastest:
+class Fastest(DraftLengthPolicy):
     """The length that promises most tokens a second, from what this call has measured so far.
 
     A round of `g` draft tokens is expected to emit `1 + s_1 + s_1 s_2 + ... + s_1 ... s_g` tokens, where `s_j` is the
@@ -135,7 +158,8 @@ class Fastest:
     of the loop.  All four are running estimates.  Where no length pays, the target decodes alone, and every so often
     one draft token tests whether that still holds.
 
-    Lengths follow the clock, so at a temperature above 0 the same seed may give another text (of the same law).
+    Lengths follow the clock, so at a temperature above 0 the same seed may give another text, from the same
+    distribution.
 
     Attributes:
         first: length of the first rounds.
@@ -144,7 +168,6 @@ class Fastest:
 
     first: int = 4
     longest: int = 12
-    confidence = 0.0
 
     def __post_init__(self) -> None:
         for name in ("first", "longest"):
@@ -152,11 +175,11 @@ class Fastest:
         if self.first > self.longest:
             raise SpecdecError(f"first must not exceed longest, got {self.first} and {self.longest}")
 
-    def start(self) -> _FastestSchedule:
-        return _FastestSchedule(self.first, self.longest)
+    def start(self) -> _FastestState:
+        return _FastestState(self.first, self.longest)
 
 
-class _FastestSchedule:
+class _FastestState(PolicyState):
     RECENT = 31  # timings that are looked at
     PATIENCE = 12  # rounds without a draft before one is tried again
 
@@ -290,25 +313,19 @@ def check_gamma(value: Any, name: str = "gamma") -> int:
     return whole(name, value, 1, "use generate_plain to decode without drafts")
 
 
-def is_rule(value: Any) -> bool:
-    """Whether it is a rule for the draft length: a drafter's `start` takes arguments, a rule's none."""
-    if isinstance(value, type) or not callable(getattr(value, "start", None)) or not hasattr(value, "confidence"):
-        return False
-    try:
-        signature(value.start).bind()
-    except TypeError:
-        return False
-    return True
+def as_policy(gamma: Any) -> DraftLengthPolicy:
+    """A number as the constant policy; a policy as it is.
 
-
-def as_lengths(gamma: Any) -> Lengths:
-    """A number as the constant rule; a rule as it is.  Raises `SpecdecError` for anything else, such as a drafter."""
-    if is_rule(gamma):
+    Raises:
+        SpecdecError: for anything else, such as a class or a drafter.
+    """
+    if isinstance(gamma, DraftLengthPolicy):
         return gamma
     if isinstance(gamma, type):
         raise SpecdecError(f"gamma is the class {gamma.__name__}: make one of it, {gamma.__name__}()")
-    if hasattr(gamma, "start"):
+    if isinstance(gamma, Drafter):
         raise SpecdecError(
-            f"gamma is a drafter, {type(gamma).__name__}: give it as the pair's draft, and a number or a rule as gamma"
+            f"gamma is a drafter, {type(gamma).__name__}: give it as the pair's draft, and a number or a "
+            "DraftLengthPolicy as gamma"
         )
     return Constant(check_gamma(gamma))

@@ -20,7 +20,7 @@ from ..models.rows import on_device
 from ..models.session import Session, open_session
 from ..sampling import SamplingParams
 from ..verify import Verifier
-from .draft_length import Schedule
+from .draft_length import PolicyState
 from .results import Round
 from .stopping import EndCheck
 from .verification import bring_home, verify_chain, verify_several
@@ -34,13 +34,13 @@ class Plan:
 
     Attributes:
         drafter: None decodes plainly.
-        schedule: says how many tokens to draft.
+        lengths: says how many tokens to draft.
         drafts: how many drafts of a text are made in a round.
     """
 
     target: Any
     drafter: Drafter | None
-    schedule: Schedule
+    lengths: PolicyState
     rule: Verifier
     logprobs: bool = False
     drafts: int = 1
@@ -50,7 +50,7 @@ class Plan:
         if self.drafter is None:
             return 0
         room = text.remaining - 1
-        return min(self.schedule.next(text.index, room), room) + self.rule.needs_bonus_draft_probs
+        return min(self.lengths.next(text.index, room), room) + self.rule.needs_bonus_draft_probs
 
 
 @dataclass
@@ -141,7 +141,7 @@ def decode_texts(plan: Plan, texts: list[Text]) -> Iterator[Round]:
         }
         for fields in done:
             finished = Round(**fields, **seconds)
-            plan.schedule.update(finished)
+            plan.lengths.update(finished)
             yield finished
 
         # texts that ended leave

@@ -7,24 +7,27 @@ defaults in its `parameters` cell.  The key `_timeout`, if there, is the limit o
 from __future__ import annotations
 
 import ast
-import io
-import tokenize
-import types
-import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ForwardRef
 
 import nbformat
+import papermill
 import yaml
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from ..errors import SpecdecError
+from .runner import literal
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """One line of a `parameters` cell: `name: annotation = default  # comment`."""
+    """One line of a `parameters` cell: `name: annotation = default  # comment`.
+
+    Attributes:
+        annotation: a type, made of Python's own: `int`, `str`, `list[int]`, `dict[str, float]`.
+    """
 
     name: str
     annotation: str
@@ -51,63 +54,56 @@ def read_notebook(path: Path) -> Any:
 
 
 def parameters_of(path: Path) -> dict[str, Parameter]:
-    """The parameters of a notebook, from the cell tagged `parameters`; empty when there is none.
+    """The parameters of a notebook, as papermill reads them from the cell tagged `parameters`; empty without one.
 
     Raises:
-        SpecdecError: the cell holds anything but lines of the form `name: type = literal`.
+        SpecdecError: the cell holds anything but lines of the form `name: type = literal  # meaning`.  papermill skips
+            a line that it cannot read: one without `=`, with a second `=` in its value or comment, or with `|` in its
+            type.
     """
     cells = [cell for cell in read_notebook(path).cells if "parameters" in cell.metadata.get("tags", [])]
-    return {p.name: p for cell in cells for p in parse_parameters(cell.source, path.stem)}
+    read = papermill.inspect_notebook(literal(path))
+    found: dict[str, Parameter] = {}
 
+    def refused(node: ast.stmt) -> SpecdecError:
+        return SpecdecError(
+            f"{path.stem}: line {node.lineno} of the parameters cell must read `name: type = literal  # meaning`, "
+            "with one `=` and a type such as int, str or list[int]"
+        )
 
-def parse_parameters(source: str, where: str) -> list[Parameter]:
-    """
-    >>> parse_parameters("n_samples: int = 20_000  # draws per test", "a notebook")
-    [Parameter(name='n_samples', annotation='int', default=20000, comment='draws per test')]
-    """
-    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    comments = {t.start[0]: t.string.lstrip("# ") for t in tokens if t.type == tokenize.COMMENT}
-    found = []
-    for node in ast.parse(source).body:
+    lines = ast.parse(cells[0].source).body if cells else []
+    for node in lines:  # all of them first: papermill joins a line without `=` to the one before
+        if not (isinstance(node, ast.AnnAssign) and node.value):
+            raise refused(node)
+    for node in lines:
         try:
-            assert isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value
-            default = ast.literal_eval(node.value)
-        except (AssertionError, ValueError):
-            raise SpecdecError(
-                f"{where}: line {node.lineno} of the parameters cell must read `name: type = literal  # meaning`"
-            ) from None
-        comment = comments.get(node.end_lineno or node.lineno, "")
-        found.append(Parameter(node.target.id, ast.unparse(node.annotation), default, comment))
+            each = read[ast.unparse(node.target)]  # type: ignore[attr-defined]
+            name, kind, default = each["name"], each["inferred_type_name"], ast.literal_eval(each["default"])
+            accepts(kind, default)
+        except (KeyError, ValueError, SyntaxError, NameError):
+            raise refused(node) from None
+        found[name] = Parameter(name, kind, default, each["help"])
     return found
 
 
-def fits(value: Any, annotation: Any) -> bool:
-    """Whether a value from YAML can stand for a parameter of this type.  YAML has lists where Python has tuples.
+def accepts(annotation: str, value: Any) -> bool:
+    """Whether a value from YAML can stand for a parameter of this type.  Raises `NameError` for what is no type.
 
-    >>> fits(3, float), fits(True, int), fits("1e-4", float), fits([1, 2], list[int]), fits(None, int | None)
-    (True, False, False, True, True)
+    >>> accepts("float", 3), accepts("int", True), accepts("float", "1e-4"), accepts("list[int]", [1, 2])
+    (True, False, False, True)
     """
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if annotation is Any:
-        return True
-    if origin in (typing.Union, types.UnionType):
-        return any(fits(value, a) for a in arguments)
-    if origin is typing.Literal:
-        return value in arguments
-    if annotation is None or annotation is types.NoneType:
-        return value is None
-    if (origin or annotation) in (list, tuple):
-        item = arguments[0] if arguments else Any
-        return isinstance(value, list) and all(fits(x, item) for x in value)
-    if isinstance(value, bool):
-        return annotation is bool
-    return isinstance(value, int | float if annotation is float else origin or annotation)
+    adapter: TypeAdapter[Any] = TypeAdapter(ForwardRef(annotation))  # type: ignore[arg-type]
+    try:
+        adapter.validate_python(value, strict=True)
+    except ValidationError:
+        return False
+    except PydanticUserError:
+        raise NameError(f"{annotation} is no type") from None
+    return True
 
 
 def check_value(where: str, parameter: Parameter, value: Any) -> None:
-    names = {"Any": Any, "Literal": typing.Literal, "Optional": typing.Optional, "Union": typing.Union}
-    annotation = eval(parameter.annotation, names)  # the notebook's own text, which the run executes anyway
-    if fits(value, annotation):
+    if accepts(parameter.annotation, value):
         return
     hint = f"use a value like {parameter.default!r}"
     if isinstance(value, str):
@@ -137,7 +133,7 @@ def load_profile(name: str, folder: Path) -> Profile:
     if not isinstance(content, dict):
         raise SpecdecError(f"{where}: must map notebooks to their parameters, as in `00_quickstart: {{}}`")
     timeout = content.pop("_timeout", None)
-    if timeout is not None and not (fits(timeout, float) and timeout > 0):
+    if timeout is not None and not (accepts("float", timeout) and timeout > 0):
         raise SpecdecError(f"{where}: _timeout must be a positive number of seconds, got {timeout!r}")
     notebooks = {stem: {} if given is None else given for stem, given in content.items()}
     for stem, given in notebooks.items():

@@ -103,7 +103,7 @@ def reproduce(
             notebook tools are not installed, the results folder cannot be written or another run is writing to it, no
             scheduler answers.
     """
-    missing = [name for name in ("papermill", "nbconvert", "ipykernel") if find_spec(name) is None]
+    missing = [name for name in ("papermill", "nbconvert", "ipykernel", "pydantic") if find_spec(name) is None]
     if missing:
         raise SpecdecError(f"{', '.join(missing)} not installed: pip install 'specdec-lab[notebooks]'")
     from .profiles import load_profile, select

@@ -1,4 +1,4 @@
-"""One notebook through papermill, and one page of HTML: the only file that knows the notebook tools."""
+"""One notebook through papermill, and one page of HTML: the only file that runs the notebook tools."""
 
 from __future__ import annotations
 

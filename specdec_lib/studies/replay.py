@@ -1,4 +1,4 @@
-"""A rule for the draft length held against constants, without a clock: decoding replayed on what a drafter met.
+"""A draft-length policy held against constants, without a clock: decoding replayed on what a drafter met.
 
 A lossless decoder writes the target's own text, so a text tells what a draft that starts at any of its tokens would
 have come to: how long it becomes, and how many of its tokens are kept.  With the costs given, every rule can be played
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from ..decode.draft_length import Lengths
+from ..decode.draft_length import DraftLengthPolicy
 from ..decode.results import Round
 from ..drafters import SamplingParams, as_drafter
 
@@ -53,12 +53,12 @@ def meet(drafter: Any, vocabulary: int, ids: Sequence[int], text: Sequence[int],
 
 
 def replay(
-    rule: Lengths, texts: Sequence[Met], draft_cost: float, pass_cost: Callable[[int], float]
+    policy: DraftLengthPolicy, texts: Sequence[Met], draft_cost: float, pass_cost: Callable[[int], float]
 ) -> tuple[float, list[Round]]:
     """Tokens per unit of time of one call that decodes these texts in turn, and its rounds.
 
     Args:
-        rule: for the draft length.
+        policy: for the draft length.
         texts: see `Met`.
         draft_cost: time of a token that a model drafts.
         pass_cost: time of a target pass by its number of positions, with all that belongs to a round.
@@ -69,18 +69,18 @@ def replay(
     >>> speed, [done.accepted for done in rounds]  # two rounds of 3 tokens, each of 1.2 units
     (2.5, [2, 2])
     """
-    schedule = rule.start()
+    state = policy.start()
     rounds = []
     for row, met in enumerate(texts):
         at, length = 0, len(met.offered)
         while at < length:
-            drafted = min(schedule.next(row, length - at - 1), length - at - 1, met.offered[at])
+            drafted = min(state.next(row, length - at - 1), length - at - 1, met.offered[at])
             accepted = min(met.kept[at], drafted)
             draft = drafted * draft_cost * met.by_model[at]
             target = pass_cost(drafted + 1)
             tokens = [0] * accepted + [1]
             done = Round(row, [0] * drafted, accepted, tokens, [], [], drafted, draft, target, draft + target)
-            schedule.update(done)
+            state.update(done)
             rounds.append(done)
             at += accepted + 1
     return sum(len(done.emitted) for done in rounds) / sum(done.seconds for done in rounds), rounds
