@@ -12,16 +12,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..decode import generate, generate_plain
 from ..distributions import inverse_cdf
-from ..drafters import SamplingParams
+from ..engines import Engine, OurEngine, TransformersEngine
 from ..errors import SpecdecError
 from ..exact import TabularModel
-from ..exact.law import SequenceLaw, cut_after_end
+from ..exact.law import SequenceLaw
 from ..exact.models import stacked
-from ..generation_settings import neutral
 from ..models.pair import Pair, vocabulary_size
 from ..models.session import open_session
+from ..sampling import SamplingParams
 from ..validate import number, whole
 
 Sampler = Callable[[int, int], list[tuple[int, ...]]]
@@ -136,19 +135,11 @@ def ours(
         pair: target and draft; without a draft it decodes plainly.  `memoize.memoized(pair)` saves most passes.
         settings: what else `generate` takes; the temperature is 1 unless given.
     """
+    params, options = sampled(settings)
     decoded = length if pair.draft is None else max(length, 2)
-    fixed: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": decoded, "eos": [] if end is None else [end]}
-    fixed |= settings
-
-    def sampler(n: int, seed: int) -> list[tuple[int, ...]]:
-        prompts = [list(prompt)] * n
-        if pair.draft is None:
-            out = generate_plain(pair, prompts, seed=seed, **fixed)
-        else:
-            out = generate(pair, prompts, gamma=gamma, seed=seed, **fixed)
-        return [tuple(tokens[:length]) for tokens in out.tokens]
-
-    return sampler
+    return of_engine(
+        OurEngine(pair, None if pair.draft is None else gamma, **options), prompt, length, decoded, params, end
+    )
 
 
 def transformers(
@@ -174,52 +165,30 @@ def transformers(
         settings: what else `generate` takes, such as `prompt_lookup_num_tokens` or `assistant_ensemble_weight`.  The
             models' own generation settings are off, since the expected law is the model's own.
     """
-    one_by_one = assistant is not None or "prompt_lookup_num_tokens" in settings
-    decoded = max(length, 2) if one_by_one else length
-    fixed: dict[str, Any] = {
-        "do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "max_new_tokens": decoded,
-        "eos_token_id": end, "pad_token_id": 0,
-    }  # fmt: skip
-    fixed |= settings
-    if assistant is not None:
-        fixed["assistant_model"] = assistant
+    params, options = sampled(settings)
+    one_by_one = assistant is not None or "prompt_lookup_num_tokens" in options
+    engine = TransformersEngine(model, assistant, gamma if one_by_one else None, None, threshold, **options)
+    return of_engine(engine, prompt, length, max(length, 2) if one_by_one else length, params, end)
+
+
+def sampled(settings: dict[str, Any]) -> tuple[SamplingParams, dict[str, Any]]:
+    """How to sample, at temperature 1 unless told otherwise, and the settings that are left."""
+    names = ("temperature", "top_k", "top_p", "min_p")
+    params = {"temperature": 1.0} | {name: value for name, value in settings.items() if name in names}
+    return SamplingParams(**params), {name: value for name, value in settings.items() if name not in names}
+
+
+def of_engine(
+    engine: Engine, prompt: Sequence[int], length: int, decoded: int, params: SamplingParams, end: int | None
+) -> Sampler:
+    """An engine as a sampler of the first `length` of `decoded` new tokens after `prompt`."""
+    ends = [] if end is None else [end]
 
     def sampler(n: int, seed: int) -> list[tuple[int, ...]]:
-        ids = torch.tensor([list(prompt)], device=model.device)
-        mask = torch.ones_like(ids)
-        rows: list[list[int]] = []
-        devices = [model.device] if model.device.type == "cuda" else []
-        quiet, told = neutral(model, assistant), assisting(assistant, gamma, threshold)
-        with torch.random.fork_rng(devices), torch.inference_mode(), quiet, told:
-            torch.manual_seed(seed)
-            for _ in range(n if one_by_one else 1):
-                many = {} if one_by_one else {"num_return_sequences": n}
-                out = model.generate(ids, attention_mask=mask, **fixed, **many)
-                rows += out[:, len(prompt) :].tolist()
-        # rows of a batch that ended are padded
-        return [cut_after_end(tuple(row[:length]), end) for row in rows]
+        replies = engine.run([list(prompt)] * n, decoded, params, seed, ends)
+        return [tuple(reply.tokens[:length]) for reply in replies]
 
     return sampler
-
-
-class assisting:
-    """While it is open, the assistant proposes `gamma` tokens: `transformers` reads that from the assistant alone."""
-
-    def __init__(self, assistant: Any, gamma: int, threshold: float | None):
-        self.assistant = assistant
-        self.wanted: dict[str, Any] = {"num_assistant_tokens": gamma, "num_assistant_tokens_schedule": "constant"}
-        if threshold is not None:
-            self.wanted["assistant_confidence_threshold"] = threshold
-
-    def __enter__(self) -> None:
-        self.config = getattr(self.assistant, "generation_config", None)
-        if self.config is not None:
-            self.kept = {name: getattr(self.config, name, None) for name in self.wanted}
-            self.config.update(**self.wanted)
-
-    def __exit__(self, *_: Any) -> None:
-        if self.config is not None:
-            self.config.update(**self.kept)
 
 
 # -- a rule of one's own -------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..generation_settings import neutral
 from ..models.pair import is_encoder_decoder
 from ..models.session import device_of
 from ..sampling import SamplingParams
@@ -54,8 +55,12 @@ class TransformersEngine(Engine):
     ) -> list[Reply]:
         device = device_of(self.model)
         same = len({tuple(ids) for ids in prompts}) == 1
-        with quiet(), torch.random.fork_rng([device] if device.type == "cuda" else []), self._assisting():
-            torch.manual_seed(seed)
+        own_seed = torch.random.fork_rng([device] if device.type == "cuda" else [])
+        with quiet(), neutral(self.model, self.assistant), own_seed, self._assisting():
+            torch.default_generator.manual_seed(seed)
+            if device.type == "cuda":
+                with torch.cuda.device(device):
+                    torch.cuda.manual_seed(seed)
             if self.gamma is None and same and len(prompts) > 1 and not params.greedy:
                 return self._replies(prompts[0], new_tokens, params, ends, len(prompts))
             return [self._replies(ids, new_tokens, params, ends)[0] for ids in prompts]
