@@ -129,9 +129,8 @@ def decode_texts(plan: Plan, texts: list[Text]) -> Iterator[Round]:
         share, done = len(texts), []
         for text, verdict in zip(texts, found, strict=True):
             done.append(write(plan, text, verdict))
-        followed = [i * k + verdict.followed for i, verdict in enumerate(found) for _ in range(k)]
-        if k > 1:
-            session.select_rows(followed)
+        if any(verdict.parted for verdict in found):  # the rows of a text go on from the draft that was followed
+            session.select_rows([i * k + verdict.followed for i, verdict in enumerate(found) for _ in range(k)])
         held = [len(row.tokens) - 1 for row in rows]
         session.rollback([min(n, has) for n, has in zip(held, session.lengths, strict=True)])
         seconds: dict[str, Any] = {

@@ -58,6 +58,11 @@ class Verdict:
     drafts: list[list[int]] = field(default_factory=list)
     followed: int = 0
 
+    @property
+    def parted(self) -> bool:
+        """Whether another draft of the text has other tokens than those that are kept."""
+        return any(draft[: self.accepted] != self.drafted[: self.accepted] for draft in self.drafts)
+
 
 @dataclass
 class Pending:
