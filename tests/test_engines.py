@@ -73,6 +73,18 @@ def test_many_samples_of_one_prompt_are_one_batch_of_transformers(models):
     assert len(replies) == 5 and calls == [5] and len({tuple(r.tokens) for r in replies}) > 1
 
 
+def test_only_the_ends_that_are_asked_for_end_a_text(models):
+    """The model's own end, which is also what transformers pads with, is a token like any other."""
+    assert {model.generation_config.eos_token_id for model in models} == {0}
+    hot = SamplingParams(50.0)
+    for engine in engines_of(models):
+        texts = [reply.tokens for reply in engine.run([PROMPTS[0]] * 6, 40, hot, seed=5)]
+        assert {len(text) for text in texts} == {40}
+        assert any(0 in text and any(text[text.index(0) + 1 :]) for text in texts)
+        ended = [reply.tokens for reply in engine.run([PROMPTS[0]] * 6, 40, hot, seed=5, ends=[7])]
+        assert {text.index(7) for text in ended if 7 in text} == {len(text) - 1 for text in ended if 7 in text} != set()
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_models_settings_play_no_part_and_come_back(models, fails, tiny_folder):
     target, draft = (load_transformers(tiny_folder("llama", seed=s), "cpu") for s in (0, 1))

@@ -57,6 +57,8 @@ class TransformersEngine(Engine):
         same = len({tuple(ids) for ids in prompts}) == 1
         own_seed = torch.random.fork_rng([device] if device.type == "cuda" else [])
         with quiet(), neutral(self.model, self.assistant), own_seed, self._assisting():
+            for model in filter(None, [self.model, self.assistant]):  # asked for no end, generate takes the model's
+                model.generation_config.eos_token_id = list(ends) or None
             torch.default_generator.manual_seed(seed)
             if device.type == "cuda":
                 with torch.cuda.device(device):
