@@ -42,9 +42,27 @@ def maximum(a: Array) -> Array:
     return a.amax(-1, keepdim=True) if is_torch(a) else a.max(-1, keepdims=True)
 
 
+def argmax(a: Array) -> Array:
+    """Where the first maximum along the last axis stands; of a tensor a tensor on its device.
+
+    >>> int(argmax(np.array([0.2, 0.4, 0.4])))
+    1
+    """
+    if not is_torch(a) or a.device.type != "cpu":
+        return a.argmax(-1)
+    import torch
+
+    a = a.detach() if a.dtype == torch.float64 else a.detach().float()
+    return torch.as_tensor(a.numpy().argmax(-1))  # torch's own takes some twenty times as long on a CPU
+
+
 def where(condition: Array, a: Array, b: Array) -> Array:
     """`a` where the condition holds, else `b`, elementwise."""
-    return a.where(condition, b) if is_torch(a) else np.where(condition, a, b)
+    if not is_torch(a):
+        return np.where(condition, a, b)
+    if condition.device.type == "cpu" and condition.numel() == 1:  # no wait to look at it, and nothing is copied
+        return a if condition else b
+    return a.where(condition, b)
 
 
 def total(a: Array) -> Array:
@@ -121,7 +139,7 @@ def softmax(logits: Array, temperature: float = 1.0) -> Array:
     [0.0, 1.0, 0.0]
     """
     if temperature == 0:
-        return one_hot(logits.argmax(-1), logits)
+        return one_hot(argmax(logits), logits)
     if is_torch(logits):
         return (logits / temperature if temperature != 1 else logits).softmax(-1)
     z = (logits - logits.max(-1, keepdims=True)) / temperature
@@ -138,7 +156,7 @@ def temper(p: Array, temperature: Any) -> Array:
     ['4/5', '1/5']
     """
     if temperature == 0:
-        return one_hot(p.argmax(-1), p)
+        return one_hot(argmax(p), p)
     power = 1 / temperature
     if p.dtype == object:
         if power != int(power):

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from .. import sampling
-from ..distributions import Array, is_torch, softmax
+from ..distributions import Array, argmax, is_torch, softmax
 from ..drafters.base import Draft, bring_all_home
 from ..errors import SpecdecError
 from ..models.rows import on_device
@@ -101,7 +101,7 @@ def verify_chain(plan: Plan, text: Text, drafts: Sequence[Draft], logits: Sequen
     x: Any = ids if rule.on_device else draft.bring_home()[:g]
     counts = rule.accepted(p, q, x)
     n = choose(rule, counts, text.random) if g else 0  # where nothing was drafted, nothing is left to chance
-    if not rule.on_device:
+    if not rule.on_device or raw.device.type == "cpu":  # a number that costs no wait saves sums over the vocabulary
         n = int(n)
     last = choose(rule, rule.correction(p, q, x, n), text.random)
 
@@ -111,7 +111,7 @@ def verify_chain(plan: Plan, text: Text, drafts: Sequence[Draft], logits: Sequen
     if not rule.point_mass:
         numbers |= {"p": gather_probs(p, ids), "q": gather_probs(q, ids)}
     if draft.probs is not None:
-        numbers["sums"] = q.sum(-1, dtype=torch.float64)
+        numbers["sums"] = q.sum(-1).double()
     if plan.logprobs:
         here = torch.arange(g + 1, device=raw.device) == numbers["n"]
         path = numbers["last"].long().where(here, torch.cat([ids, ids.new_zeros(1)]))
@@ -153,7 +153,7 @@ def verify_several(plan: Plan, text: Text, drafts: Sequence[Draft], logits: Sequ
     numbers = {"last": as_row(last, raw), "highest": torch.cat([each.amax(-1).double() for each in scores])}
     numbers |= {"p": gather_probs(p[followed], x), "q": gather_probs(q[followed], x)}
     drawn = [probs for draft, probs in zip(drafts, q, strict=True) if draft.probs is not None]
-    if sums := [probs.sum(-1, dtype=torch.float64) for probs in drawn]:
+    if sums := [probs.sum(-1).double() for probs in drawn]:
         numbers["sums"] = torch.cat(sums)
     if plan.logprobs:
         path = torch.cat([on_device(x[:n], raw.device), numbers["last"].long()])
@@ -257,7 +257,7 @@ def choose(rule: Verifier, probs: Any, random: Random) -> Any:
     """A draw from a list or a vector; of a point mass its place."""
     if not is_torch(probs):
         probs = np.array(probs, float)
-    return probs.argmax() if rule.point_mass else sampling.draw(probs, random)
+    return argmax(probs) if rule.point_mass else sampling.draw(probs, random)
 
 
 def as_row(number: Any, like: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from .. import sampling, validate
+from ..distributions import argmax
 from ..errors import SpecdecError
 from ..models.pair import is_encoder_decoder, vocabulary_size
 from ..models.session import Session, open_session
@@ -205,7 +206,7 @@ class DraftSampler:
             if not bool(logits.max() > float("-inf")):  # all that the processors allow has probability 0 here
                 return False
         if self.params.greedy:
-            token = logits.argmax()
+            token = argmax(logits)
         else:
             self.probs.append(self.params.probs(logits))
             token = sampling.draw(self.probs[-1], self.random)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..distributions import Array, is_torch, one_hot
+from ..distributions import Array, argmax, is_torch, one_hot
 from .token import count_probs, take_row
 
 
@@ -26,7 +26,7 @@ def accepted(p: Array, q: Array, x: Sequence[int]) -> Any:
     >>> accepted(np.array([[0.1, 0.9], [0.6, 0.4], [0.5, 0.5]]), None, [1, 1])
     [0, 1, 0]
     """
-    best = p[: len(x)].argmax(-1)
+    best = argmax(p[: len(x)])
     if is_torch(p):
         import torch
 
@@ -37,4 +37,4 @@ def accepted(p: Array, q: Array, x: Sequence[int]) -> Any:
 def correction(p: Array, q: Array, x: Sequence[int], n: Any) -> Array:
     """The point mass on the target's most probable token at position `n + 1`."""
     p_next = take_row(p, n)
-    return one_hot(p_next.argmax(-1), p_next)
+    return one_hot(argmax(p_next), p_next)

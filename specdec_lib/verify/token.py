@@ -106,6 +106,8 @@ def correction(p: Array, q: Array, x: Sequence[int], n: Any) -> Array:
     Returns:
         A distribution `[V]`.
     """
+    if not is_torch(n) and n == len(x):
+        return p[n]
     return residual(take_row(p, n), next_draft_probs(p, q, x, n))
 
 
