@@ -7,6 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "data"
+NOTEBOOKS = ROOT / "notebooks"
 DRAFTS, PAPER, PROMPTS, TINY_T5 = (DATA / name for name in ("drafts", "paper", "prompts", "t5"))
 RESULTS = ROOT / "results"
 FETCHED_OR_MADE = ("models", "text")  # of `data/`: what git ignores

@@ -165,7 +165,7 @@ def test_a_worker_killed_in_mid_run_loses_nothing(tmp_path, capsys, monkeypatch,
 
 def test_what_went_wrong_on_a_worker_fails_one_notebook(tmp_path):
     write(tmp_path, "00_a", "n")
-    job = prepare(tmp_path, "00_a", {"n": 2}, None, {})
+    job = prepare(tmp_path, "00_a", {"n": 2}, {})
 
     class Failed:
         def __init__(self, error):
@@ -201,7 +201,7 @@ def test_a_notebook_that_kills_every_worker_fails_alone(tmp_path, capsys, local)
 def test_a_worker_whose_checkout_differs_is_refused(tmp_path):
     for name, cell in (("here", "n"), ("same", "n"), ("other", "n + 1")):
         write(tmp_path / name, "00_a", cell)
-    job = prepare(tmp_path / "here", "00_a", {"n": 2}, None, state_of(tmp_path / "here"))
+    job = prepare(tmp_path / "here", "00_a", {"n": 2}, state_of(tmp_path / "here"))
     cluster.check(job, tmp_path / "same", "w1")
     with pytest.raises(SpecdecError, match="worker w1 has other notebook: bring its checkout"):
         cluster.check(job, tmp_path / "other", "w1")
@@ -247,5 +247,5 @@ def test_the_board_shows_what_runs_and_drops_late_news():
 def test_a_notebook_is_alone_unless_it_says_otherwise(tmp_path):
     write(tmp_path, "00_a", "n")
     write(tmp_path, "01_b", "n", tags=["parallel"])
-    jobs = [prepare(tmp_path, stem, {}, None, {}) for stem in ("00_a", "01_b")]
+    jobs = [prepare(tmp_path, stem, {}, {}) for stem in ("00_a", "01_b")]
     assert [job.shares for job in jobs] == [False, True]

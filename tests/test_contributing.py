@@ -20,7 +20,6 @@ def code(title):
 
 
 def run(source, tmp_path):
-    (tmp_path / "profiles").mkdir()
     names = {"__name__": "example", "folder": tmp_path}
     exec(compile(source, "CONTRIBUTING.md", "exec"), names)
     return names

@@ -1,17 +1,18 @@
 """The form of the committed notebooks: they can be read on a web page, run by papermill, compared by nbval."""
 
+import ast
 import re
 from pathlib import Path
 
 import nbformat
 import pytest
-import yaml
 
+from specdec_lib.report.chapters import declared_claims, read_chapter
 from specdec_lib.report.profiles import accepts, load_profile, parameters_of
 
 FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
-PROFILES = sorted(FOLDER.glob("profiles/*.yaml"))
+PROFILES = ["smoke", "cpu", "full", "gpu"]
 ABSOLUTE_PATH = re.compile(r"(?<![\w/.:<])/(home|Users|root|tmp|work|usr|opt|mnt|private|var|content)/\w|\b[A-Z]:\\\w")
 
 pytestmark = pytest.mark.skipif(not NOTEBOOKS, reason="no notebook yet")
@@ -81,12 +82,14 @@ def test_one_parameters_cell_of_annotated_explained_literals(path, notebook):
     assert all(p.comment and accepts(p.annotation, p.default) for p in parameters.values())
 
 
-@pytest.mark.parametrize("profile", PROFILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("profile", PROFILES)
 def test_profiles_list_every_notebook_with_parameters_that_it_has(profile):
-    loaded = load_profile(profile.stem, FOLDER)
-    assert list(loaded.notebooks) == [path.stem for path in NOTEBOOKS]
+    assert list(load_profile(profile, FOLDER).notebooks) == [path.stem for path in NOTEBOOKS]
 
 
-def test_the_four_profiles_are_there():
-    assert [path.stem for path in PROFILES] == ["cpu", "full", "gpu", "smoke"]
-    assert all(isinstance(yaml.safe_load(path.read_text()), dict) for path in PROFILES)
+def test_each_claim_of_a_chapter_is_made_once_in_it_and_nowhere_else(path, notebook):
+    calls = [node for cell in code(notebook) for node in ast.walk(ast.parse(cell.source)) if isinstance(node, ast.Call)]
+    claims = [call for call in calls if getattr(call.func, "id", "") == "claim" and len(call.args) == 1]
+    made = [call.args[0].value for call in claims]
+    assert sorted(made) == sorted(read_chapter(path.with_suffix(".yaml"))["claims"])
+    assert all(declared_claims()[id]["notebook"] == path.stem for id in made)

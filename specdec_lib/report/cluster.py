@@ -80,7 +80,7 @@ def work(
 
 def check(job: Job, root: Path, name: str) -> None:
     """Refuse to run what would not be the run that was asked for."""
-    there = prepare(root, job.stem, job.parameters, job.timeout, state_of(root)).depends_on
+    there = prepare(root, job.stem, job.parameters, state_of(root)).depends_on
     workers.check_same(job.depends_on, there, name)
 
 

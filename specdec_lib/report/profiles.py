@@ -1,7 +1,7 @@
 """Which notebooks run with which parameters; everything that can be wrong is found before anything runs.
 
-A profile, `notebooks/profiles/<name>.yaml`, maps each notebook's stem to the parameters that differ from the
-defaults in its `parameters` cell.  The key `_timeout`, if there, is the limit of one cell in seconds.
+A profile is a name under `sizes` in the YAML files beside the notebooks (`chapters.py`): `smoke`, `cpu`, `full`, `gpu`,
+or one of your own.  It runs the notebooks that have it.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any, ForwardRef
 
 import nbformat
 import papermill
-import yaml
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from ..errors import SpecdecError
+from .chapters import read_chapter
 from .runner import literal
 
 
@@ -37,11 +37,10 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Profile:
-    """The checked content of a profile file, in its order."""
+    """The notebooks of a profile in their order, each with its parameters."""
 
     name: str
     notebooks: dict[str, dict[str, Any]]
-    timeout: float | None
 
 
 def read_notebook(path: Path) -> Any:
@@ -116,37 +115,29 @@ def check_value(where: str, parameter: Parameter, value: Any) -> None:
 
 
 def load_profile(name: str, folder: Path) -> Profile:
-    """Read `folder/profiles/<name>.yaml` and check it against the notebooks in `folder`.
+    """Read what each notebook of `folder` says of the profile, and check it against the notebook.
 
     Raises:
-        SpecdecError: unknown profile, notebook, parameter or setting, or a value of the wrong type.
+        SpecdecError: unknown profile, a file without its notebook, an unknown parameter, a value of the wrong type.
     """
-    known = sorted(path.stem for path in folder.glob("profiles/*.yaml"))
+    chapters = {path.stem: read_chapter(path) for path in sorted(folder.glob("*.yaml"))}
+    known = list(dict.fromkeys(profile for chapter in chapters.values() for profile in chapter["sizes"]))
     if name not in known:
-        there = f"use one of {', '.join(known)}" if known else "run from a checkout, which has notebooks/profiles/"
+        there = f"use one of {', '.join(known)}" if known else "run from a checkout, which has notebooks/*.yaml"
         raise SpecdecError(f"unknown profile {name!r}: {there}")
-    where = f"profile {name}"
-    try:
-        content = yaml.safe_load((folder / "profiles" / f"{name}.yaml").read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise SpecdecError(f"{where}: not valid YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(content, dict):
-        raise SpecdecError(f"{where}: must map notebooks to their parameters, as in `00_quickstart: {{}}`")
-    timeout = content.pop("_timeout", None)
-    if timeout is not None and not (accepts("float", timeout) and timeout > 0):
-        raise SpecdecError(f"{where}: _timeout must be a positive number of seconds, got {timeout!r}")
-    notebooks = {stem: {} if given is None else given for stem, given in content.items()}
-    for stem, given in notebooks.items():
-        check_stem(stem, sorted(path.stem for path in folder.glob("*.ipynb")), where)
-        if not isinstance(given, dict):
-            raise SpecdecError(f"{where}: {stem} must map parameters to values, got {given!r}")
-        parameters = parameters_of(folder / f"{stem}.ipynb")
+    notebooks = {}
+    for stem, chapter in chapters.items():
+        if name not in chapter["sizes"]:
+            continue
+        check_stem(stem, sorted(path.stem for path in folder.glob("*.ipynb")), f"{stem}.yaml")
+        given, parameters = chapter["sizes"][name], parameters_of(folder / f"{stem}.ipynb")
         for key, value in given.items():
             if key not in parameters:
                 there = ", ".join(parameters) or "none"
-                raise SpecdecError(f"{where}: {stem} has no parameter {key!r}: it has {there}")
-            check_value(f"{where}, {stem}", parameters[key], value)
-    return Profile(name, notebooks, timeout)
+                raise SpecdecError(f"{stem}.yaml, profile {name}: {stem} has no parameter {key!r}: it has {there}")
+            check_value(f"{stem}.yaml, profile {name}", parameters[key], value)
+        notebooks[stem] = given
+    return Profile(name, notebooks)
 
 
 def check_stem(stem: object, known: Sequence[str], where: str) -> None:

@@ -29,7 +29,8 @@ from ..interrupt import exit_status, sigterm_interrupts
 from ..paths import ROOT
 from ..provenance import digest, state_of
 from ..validate import workers as check_workers
-from .claims import broken, collect, count, markdown, table_row, to_json
+from .chapters import read_chapter
+from .claims import broken, collect, markdown, summary, table_row, to_json
 
 if TYPE_CHECKING:
     from .board import Board
@@ -44,7 +45,7 @@ class Job:
 
     Attributes:
         stem: names the notebook: `notebooks/<stem>.ipynb` of a checkout.
-        parameters, timeout: from the profile.
+        parameters: from the profile.
         cells: their number.
         shares: whether others may run beside it on its machine.
         depends_on: a digest of everything that the result depends on, by name.
@@ -52,7 +53,6 @@ class Job:
 
     stem: str
     parameters: dict[str, Any]
-    timeout: float | None
     cells: int
     shares: bool
     depends_on: dict[str, str]
@@ -85,7 +85,7 @@ def reproduce(
     stop the others: what it had executed is kept.
 
     Args:
-        profile: `smoke`, `cpu`, `full`, `gpu`: a file of `notebooks/profiles/`.
+        profile: `smoke`, `cpu`, `full`, `gpu`: a name under `sizes` in `notebooks/*.yaml`.
         notebooks: run only these (stems or file names); None runs all that the profile lists.
         force: run also what is unchanged.
         results: the folder to write; None is `results/<profile>`.
@@ -135,7 +135,7 @@ def run_all(plan: Profile, stems: list[str], force: bool, folder: Path, execute:
 
     def changed() -> Iterator[Job]:
         for stem in stems:
-            job = prepare(root, stem, plan.notebooks[stem], plan.timeout, surroundings)
+            job = prepare(root, stem, plan.notebooks[stem], surroundings)
             record = read_record(folder, stem)
             if force or record.get("state") != "ok" or record.get("depends_on") != job.depends_on:
                 yield job
@@ -158,8 +158,7 @@ def run_all(plan: Profile, stems: list[str], force: bool, folder: Path, execute:
         write_text(folder / "environment.json", to_json(environment()))
     rows = collect(folder, plan.notebooks)
     write_index(folder, plan.name, list(plan.notebooks), skipped, rows)
-    held, counted = count(rows)
-    print(f"{held} of {counted} claims hold on this machine. Report: {relative(folder / 'index.html')}")
+    print(f"{summary(rows)} Report: {relative(folder / 'index.html')}")
     if interrupt is not None:
         left = next((stem for stem in stems if stem not in states), "nothing")
         print(f"interrupted. Finished: {', '.join(states) or 'none'}. The same command goes on with {left}.")
@@ -183,14 +182,13 @@ def executor(jobs: int, scheduler: str | None) -> Executor:
 # -- one notebook --------------------------------------------------------------------------------------
 
 
-def prepare(
-    root: Path, stem: str, parameters: dict[str, Any], timeout: float | None, surroundings: dict[str, Any]
-) -> Job:
+def prepare(root: Path, stem: str, parameters: dict[str, Any], surroundings: dict[str, Any]) -> Job:
     """The job of running a notebook of the checkout `root`, whose `state_of` is `surroundings`."""
     cells = essence(root / "notebooks" / f"{stem}.ipynb")
-    parts = {"notebook": cells, "parameters": parameters, **surroundings}
+    claims = read_chapter(root / "notebooks" / f"{stem}.yaml")["claims"]
+    parts = {"notebook": cells, "parameters": parameters, "claims": claims, **surroundings}
     shares = any(SHARES in tags for *_, tags in cells)
-    return Job(stem, parameters, timeout, len(cells), shares, {name: digest(part) for name, part in parts.items()})
+    return Job(stem, parameters, len(cells), shares, {name: digest(part) for name, part in parts.items()})
 
 
 def one_by_one(jobs: Iterable[Job], root: Path, board: Board) -> Ended:
@@ -205,7 +203,7 @@ def run(job: Job, root: Path, on_cell: Callable[[int], None], stage: Path) -> di
     from .runner import execute
 
     start = time.perf_counter()
-    error = execute(root / "notebooks" / f"{job.stem}.ipynb", stage, job.parameters, job.timeout, on_cell)
+    error = execute(root / "notebooks" / f"{job.stem}.ipynb", stage, job.parameters, on_cell)
     return record_of(job, error, time.perf_counter() - start)
 
 

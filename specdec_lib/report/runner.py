@@ -85,16 +85,13 @@ def variables(values: Mapping[str, str | None]) -> Iterator[None]:
         put(before)
 
 
-def execute(
-    source: Path, stage: Path, parameters: dict[str, Any], timeout: float | None, on_cell: Callable[[int], None]
-) -> list[str]:
+def execute(source: Path, stage: Path, parameters: dict[str, Any], on_cell: Callable[[int], None]) -> list[str]:
     """Run the notebook `source` into the folder `stage`: executed notebook, HTML, and what the notebook saves there.
 
     Args:
         source: the notebook; its folder is the working directory.
         stage: an empty folder; it becomes `$SPECDEC_RESULTS` of the kernel.
         parameters: for papermill.
-        timeout: seconds per cell, None for no limit.
         on_cell: called with the number of each cell as it starts.
 
     Returns:
@@ -125,7 +122,6 @@ def execute(
                 language="python",
                 cwd=source.parent,
                 progress_bar=False,
-                execution_timeout=timeout,
                 extra_arguments=["--IPKernelApp.log_level=40"],
                 kernel_manager_class=ThisPython,
                 on_cell_start=cell_starts,
@@ -138,7 +134,7 @@ def execute(
     except KeyboardInterrupt:
         logging.getLogger("asyncio").addFilter(silent_about_interrupts)
         raise
-    except Exception as failure:  # a cell over the time limit: what there is, is kept
+    except Exception as failure:  # whatever it is: what there is, is kept
         error = [last, f"{type(failure).__name__}: {failure}"]
     if executed.exists():
         try:
