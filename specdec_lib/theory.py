@@ -12,7 +12,7 @@ passes.  What a decoder adds to a pass (sampling, the rule, book-keeping) belong
   `n - 1` is `v(n)`, or a function of `n`.
 
 Numbers give a float, arrays a float64 array.  `SpecdecError` is raised on an alpha outside [0, 1] (or NaN), a
-negative cost, a gamma that is not a whole number >= 1.  Derived in `notebooks/04_cost_versus_acceptance`.
+negative cost, a gamma that is not a whole number >= 1.  Derived in `notebooks/05_cost_of_a_round`.
 """
 
 from __future__ import annotations

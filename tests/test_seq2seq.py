@@ -409,7 +409,7 @@ def test_the_notebook_runs_on_folders_and_files_like_the_hubs(tmp_path, tiny_fol
         "gamma": 2,
         "longest": 3,
     }
-    notebook = Path(__file__).resolve().parents[1] / "notebooks" / "10_encoder_decoder.ipynb"
+    notebook = Path(__file__).resolve().parents[1] / "notebooks" / "15_encoder_decoder.ipynb"
     done = papermill.execute_notebook(
         notebook, tmp_path / "done.ipynb", parameters, kernel_name="python3", progress_bar=False, cwd=tmp_path,
         extra_arguments=["--IPKernelApp.log_level=40"],

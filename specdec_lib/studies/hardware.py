@@ -6,7 +6,7 @@ configuration.  A machine that did both at once and without loss would need
     max(bytes / bandwidth, operations / rate)
 
 seconds: the roofline (Williams, Waterman and Patterson, *Roofline*, CACM 52(4), 2009).  `measure_machine` measures the
-two rates, `time_passes` the passes, in turn with each other.  Derived in `notebooks/06_hardware`.
+two rates, `time_passes` the passes, in turn with each other.  Derived in `notebooks/08_hardware`.
 
 On a GPU every clock waits for the device; that path has not been run on one yet.
 """

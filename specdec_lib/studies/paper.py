@@ -6,7 +6,7 @@ printed number stands for an interval, half a unit of its last digit to either s
 * `reproduces`: the prediction from the printed inputs rounds to the printed result;
 * `explained`: some inputs that round to the printed ones give a result that rounds to the printed one.
 
-Shown in `notebooks/04_cost_versus_acceptance`.
+Shown in `notebooks/05_cost_of_a_round`.
 """
 
 from __future__ import annotations

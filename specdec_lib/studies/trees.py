@@ -18,7 +18,7 @@ and a recursion over the text gives the number of rounds exactly (`rounds`).
 * Drafts that are chains drawn independently, as `generate(drafts=k)` has them: how many of them go on is a number that
   the text's own tokens lead from one value to the next (`independent_chains`).
 
-Used by `notebooks/09_beyond_the_paper`; `tests/test_trees.py` and `tests/test_several.py` compare it with `exact/` and
+Used by `notebooks/12_beyond_the_paper`; `tests/test_trees.py` and `tests/test_several.py` compare it with `exact/` and
 with the decoder.
 """
 

@@ -7,7 +7,7 @@ whole prefix carries one number, its *coverage*
 
 which may recover after a bad token, and the *longest* prefix that passes its own coin is kept, whatever happened
 to the shorter ones.  Never fewer tokens are accepted on average than by the token rule; at `g = 1` both are the
-same.  Derived in `notebooks/09_beyond_the_paper`.
+same.  Derived in `notebooks/12_beyond_the_paper`.
 
 The residual changes with the rule: it is `max(c_n p - q, 0)`, not `max(p - q, 0)`.  Over a vocabulary of two
 tokens the two are the same law after normalisation, so the published example cannot tell them apart; with three

@@ -22,7 +22,7 @@ A relaxed rule has to pay.  At a drafted position a token is kept only if it is 
 what acceptance gains over the exact rule is never more than the total variation that is paid for it.  `ensemble` and
 `lenience` with the residual left as it is pay exactly that, the others pay more.
 
-Derived in `notebooks/08_lossy_on_purpose`; `tests/test_verify.py` computes each law in fractions.
+Derived in `notebooks/11_lossy_on_purpose`; `tests/test_verify.py` computes each law in fractions.
 """
 
 from __future__ import annotations
