@@ -99,7 +99,8 @@ def verify_chain(plan: Plan, text: Text, drafts: Sequence[Draft], logits: Sequen
     p = target_probs(rule, params, scores)
     q = draft.probs_like(p)
     x: Any = ids if rule.on_device else draft.bring_home()[:g]
-    n = draw_index(rule, rule.accepted(p, q, x), text.random) if g else 0  # an empty draft needs no draw
+    counts = rule.accepted(p, q, x)  # also of an empty draft: a rule may keep a record of the rounds
+    n = draw_index(rule, counts, text.random) if g else 0
     if not rule.on_device or raw.device.type == "cpu":  # no wait here, and it saves sums over the vocabulary
         n = int(n)
     last = draw_index(rule, rule.correction(p, q, x, n), text.random)
