@@ -1,8 +1,8 @@
-"""Text from tokens that arrive one after the other, without decoding the whole text at each of them.
+"""Text from tokens that arrive one at a time, without decoding the whole text again for each token.
 
 `decode(a + b)` is not always `decode(a) + decode(b)`: a character may be spread over several tokens, the first space of
-a text may be left out, spaces before punctuation may be taken away.  So only what no later token can change is kept as
-text.  What follows is decoded with a known token before it, the anchor, whose own text is then cut off.
+a text may be left out, spaces before punctuation may be removed.  So text is final only when no later token can change
+it.  The rest is decoded behind a known token, the anchor, and the anchor's own text is cut off.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-UNFINISHED = "\ufffd"  # what a tokenizer writes for bytes that are no character, or not one yet
-BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")  # the name of a byte, in a tokenizer that spells unknown characters by bytes
-# where `clean_up_tokenization_spaces` may yet take a space away: " .", " ' ", " n't", " 've", " 're" and the like
+UNFINISHED = "\ufffd"  # what a tokenizer writes for bytes that are not a character, or not yet
+BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")  # a byte's token, in a tokenizer with byte fallback
+# where `clean_up_tokenization_spaces` may still remove a space: " .", " ' ", " n't", " 've", " 're" and the like
 UNTIDY = re.compile(r"( |'|(?<!\w)[nvr])\Z")
 
 
@@ -24,14 +24,14 @@ def never(token: int) -> bool:
 
 @dataclass(frozen=True)
 class Detokenizer:
-    """From tokens to text, and what is known of the way it is done.
+    """Decodes tokens to text, and says how it does that.
 
     Attributes:
         decode: the text of a list of ids.
-        tidies: whether it takes spaces away before punctuation (`clean_up_tokenization_spaces`).
+        tidies: whether it removes spaces before punctuation (`clean_up_tokenization_spaces`).
         skipped: ids that it may leave out.
-        is_byte: whether an id is a byte of a spelled-out character.  One byte that does not fit makes all those next to
-            it unreadable, also those that were a character before it came.
+        is_byte: whether an id is one byte of a character.  A byte that does not fit makes all bytes next to it
+            unreadable, even those that formed a character before.
     """
 
     decode: Callable[[list[int]], str]
@@ -41,7 +41,7 @@ class Detokenizer:
 
     @classmethod
     def of(cls, tokenizer: Any) -> Detokenizer:
-        """The text of new tokens as users see it: special tokens left out."""
+        """The text of new tokens as users see it, without special tokens."""
         return cls(
             lambda ids: tokenizer.decode(ids, skip_special_tokens=True),
             bool(getattr(tokenizer, "clean_up_tokenization_spaces", False)),
@@ -53,28 +53,28 @@ class Detokenizer:
         return self.decode(ids)
 
     def keeps(self, text: str, token: int) -> bool:
-        """Whether no token that follows can change `text`, which ends with `token`."""
+        """Whether `text`, which ends with `token`, is final: no later token can change it."""
         if text.endswith(UNFINISHED) or self.is_byte(token):
             return False
         return not (self.tidies and UNTIDY.search(text))
 
 
-NO_TEXT = Detokenizer(lambda ids: "")  # where there is no tokenizer
+NO_TEXT = Detokenizer(lambda ids: "")  # for a pair without a tokenizer
 
 
 def bytes_of(tokenizer: Any) -> Callable[[int], bool]:
-    """Whether a token of `tokenizer` is named as a byte, `<0x0A>`."""
+    """A function that says whether a token of `tokenizer` is named like a byte, `<0x0A>`."""
     return lambda token: bool(BYTE.fullmatch(tokenizer.convert_ids_to_tokens(token) or ""))
 
 
 class GrowingText:
     """The text of tokens that are added to it, equal to decoding all of them at once.
 
-    A few tokens are decoded for each one that is added.  More only within a run of tokens that stay open: bytes of no
-    character, and spaces where they may be taken away.
+    For each added token a few tokens are decoded; more only while a run of tokens stays open: bytes that form no
+    character yet, and spaces that may still be removed.
 
     Attributes:
-        open: what the text ends with and a later token may still change.
+        open: the end of the text that a later token may still change.
 
     >>> names = ["a", "b", " ", "."]
     >>> text = GrowingText(Detokenizer(lambda ids: "".join(names[i] for i in ids).replace(" .", "."), tidies=True))
@@ -85,12 +85,12 @@ class GrowingText:
     def __init__(self, detokenizer: Detokenizer):
         self.detokenizer = detokenizer
         self.open = ""
-        self._tail: list[int] = []  # the tokens of what is open
-        self._anchor: list[int] = []  # a token whose text is known, standing for all that came before
+        self._tail: list[int] = []  # the tokens of the open text
+        self._anchor: list[int] = []  # a token whose text is known; it stands for all text before it
         self._before = ""  # its text
 
     def add(self, tokens: Iterable[int]) -> str:
-        """Append tokens; the text that became final by it."""
+        """Append tokens; returns the text that became final."""
         return "".join([self._one(token) for token in tokens])
 
     def _one(self, token: int) -> str:
@@ -100,7 +100,7 @@ class GrowingText:
         self._tail.append(token)
         text = decode(self._anchor + self._tail)
         new = text[len(self._before) :]
-        # a tokenizer may also write nothing for half a character
+        # some tokenizers write nothing for half a character
         if not new or new == self.open or not decode.keeps(text, token):
             self.open = new
             return ""

@@ -4,7 +4,7 @@ Each function is written once and works on torch tensors, numpy arrays and numpy
 `fractions.Fraction`, along the last axis.  Where a function needs an exponential (`softmax`) it takes floats
 only; everything the proofs use is rational.
 
-Letters as in Leviathan, Kalman, Matias (arXiv 2211.17192): `p` is the target's law, `q` the draft's.
+Letters as in Leviathan, Kalman, Matias (arXiv 2211.17192): `p` is the target's distribution, `q` the draft's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Array: TypeAlias = Any
 
 
 def is_torch(a: Array) -> bool:
-    """Whether `a` is a torch tensor, of whatever library's subclass; torch is not imported for it."""
+    """Whether `a` is a torch tensor or of a subclass; torch is not imported for this."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(a, torch.Tensor)
 
@@ -43,7 +43,7 @@ def maximum(a: Array) -> Array:
 
 
 def argmax(a: Array) -> Array:
-    """Where the first maximum along the last axis stands; of a tensor a tensor on its device.
+    """The index of the first maximum along the last axis; for a tensor, a tensor on its device.
 
     >>> int(argmax(np.array([0.2, 0.4, 0.4])))
     1
@@ -53,14 +53,16 @@ def argmax(a: Array) -> Array:
     import torch
 
     a = a.detach() if a.dtype == torch.float64 else a.detach().float()
-    return torch.as_tensor(a.numpy().argmax(-1))  # torch's own takes some twenty times as long on a CPU
+    return torch.as_tensor(a.numpy().argmax(-1))  # torch's own takes about twenty times as long on a CPU
 
 
 def where(condition: Array, a: Array, b: Array) -> Array:
     """`a` where the condition holds, else `b`, elementwise."""
     if not is_torch(a):
         return np.where(condition, a, b)
-    if condition.device.type == "cpu" and condition.numel() == 1:  # no wait to look at it, and nothing is copied
+    if (
+        condition.device.type == "cpu" and condition.numel() == 1
+    ):  # reading it on a CPU costs no wait, and nothing is copied
         return a if condition else b
     return a.where(condition, b)
 
@@ -71,7 +73,7 @@ def total(a: Array) -> Array:
 
 
 def joined(*parts: Array) -> Array:
-    """Vectors of one kind, one after the other; a plain number is a vector of length 1."""
+    """Concatenate vectors of one kind; a plain number counts as a vector of length 1."""
     like = next(a for a in parts if hasattr(a, "shape"))
     if is_torch(like):
         import torch
@@ -86,7 +88,7 @@ def products(a: Array) -> Array:
 
 
 def stacked(rows: Sequence[Array]) -> Array:
-    """Vectors of one kind as the rows of a matrix."""
+    """Stack vectors of one kind as the rows of a matrix."""
     if is_torch(rows[0]):
         import torch
 
@@ -102,7 +104,7 @@ def reverse(a: Array) -> Array:
 def normalise(weights: Array) -> Array:
     """`w / sum(w)` along the last axis.
 
-    A sum of 0 is an error, but for torch tensors, where to look would be to wait for the device: it gives NaN there.
+    A sum of 0 is an error.  For torch tensors it gives NaN instead: checking would mean waiting for the device.
 
     >>> from fractions import Fraction as F
     >>> [str(x) for x in normalise(np.array([F(1), F(2), F(1)]))]
@@ -123,7 +125,7 @@ def one_hot(index: Array, like: Array) -> Array:
     return result
 
 
-# -- from logits to the law that is sampled ------------------------------------------------------------
+# -- from logits to the distribution that is sampled ---------------------------------------------------
 
 
 def softmax(logits: Array, temperature: float = 1.0) -> Array:
@@ -147,7 +149,7 @@ def softmax(logits: Array, temperature: float = 1.0) -> Array:
 
 
 def temper(p: Array, temperature: Any) -> Array:
-    """The law `p` at another temperature: `p^(1/T) / sum p^(1/T)`.
+    """The distribution `p` at another temperature: `p^(1/T) / sum p^(1/T)`.
 
     Under fractions the power `1/T` must be a whole number, so that the result is again rational.
 
@@ -217,7 +219,7 @@ def warp(
     top_p: float | None = None,
     min_p: float | None = None,
 ) -> Array:
-    """The law that is sampled: temperature, then top-k, then top-p, then min-p, as `transformers` orders them.
+    """The distribution that is sampled: temperature, then top-k, top-p and min-p, in the order of `transformers`.
 
     Args:
         logits: floats `[..., V]`.
@@ -241,7 +243,7 @@ def warp(
     return p
 
 
-# -- two laws ------------------------------------------------------------------------------------------
+# -- two distributions ---------------------------------------------------------------------------------
 
 
 def overlap(p: Array, q: Array) -> Array:
@@ -255,7 +257,7 @@ def overlap(p: Array, q: Array) -> Array:
 
 
 def total_variation(p: Array, q: Array) -> Array:
-    """`1/2 sum_x |p(x) - q(x)|`, which is `1 - overlap` for two laws (Lemma 3.3).
+    """`1/2 sum_x |p(x) - q(x)|`, which is `1 - overlap` for two distributions (Lemma 3.3).
 
     >>> round(float(total_variation(np.array([0.5, 0.5]), np.array([0.9, 0.1]))), 3)
     0.4
@@ -264,9 +266,9 @@ def total_variation(p: Array, q: Array) -> Array:
 
 
 def residual(p: Array, q: Array) -> Array:
-    """`max(p - q, 0) / sum max(p - q, 0)`: the law of the token that replaces a rejected one.
+    """`max(p - q, 0) / sum max(p - q, 0)`: the distribution of the token that replaces a rejected one.
 
-    Where p and q are equal nothing is ever rejected, and p is returned.
+    If p and q are equal, nothing is ever rejected, and p is returned.
 
     >>> residual(np.array([0.5, 0.3, 0.2]), np.array([0.7, 0.1, 0.2])).tolist()
     [0.0, 1.0, 0.0]
@@ -282,26 +284,26 @@ def residual(p: Array, q: Array) -> Array:
 def inverse_cdf(probs: Array, uniform: Any) -> Any:
     """The token that `uniform` in [0, 1) selects: the first whose cumulated probability exceeds it.
 
-    Sums in float64.  A token of probability 0 is never returned, whatever the uniform, also when it is 0.
+    Sums in float64.  A token of probability 0 is never returned, not even for a uniform of 0.
 
     Args:
-        probs: `[V]`, of any sum above 0.
+        probs: `[V]`, with any sum above 0.
         uniform: a float.
 
     Returns:
-        An int; of a torch tensor a tensor `[]` on its device, so that nobody waits for it.
+        An int; for a torch tensor, a tensor `[]` on its device, so that the host does not wait.
 
     >>> [inverse_cdf(np.array([0.0, 0.5, 0.0, 0.5]), u) for u in (0.0, 0.49, 0.5, 0.99)]
     [1, 1, 3, 3]
     """
-    # only rounding can put `uniform * sum` at the sum itself: then the last token that has any probability is meant
+    # rounding can make `uniform * sum` equal to the sum: then take the last token with a positive probability
     if is_torch(probs):
         import torch
 
         cumulated = probs.cumsum(-1, dtype=torch.float64)
         last = torch.searchsorted(cumulated, cumulated[-1:])
         index = torch.searchsorted(cumulated, cumulated[-1:] * uniform, right=True)
-        return index.minimum(last).clamp(max=len(probs) - 1)[0]  # NaN finds no place: its index is cut, not read
+        return index.minimum(last).clamp(max=len(probs) - 1)[0]  # with NaN the search ends past the vector: cut
     cumulated = np.cumsum(np.asarray(probs, float))
     index = np.searchsorted(cumulated, uniform * cumulated[-1], side="right")
     return int(min(index, np.searchsorted(cumulated, cumulated[-1])))

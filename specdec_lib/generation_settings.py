@@ -1,12 +1,12 @@
-"""A model's own generation settings: what its `generation_config` does to the next token's distribution.
+"""A model's own generation settings: how its `generation_config` changes the next-token distribution.
 
-transformers applies them unasked: Qwen2.5-Instruct ships a repetition penalty, Whisper suppresses tokens, BART forces
-its first and last one.  `generate` here decodes the model's own distribution unless it is told otherwise: it names
-what is set in one warning, and `processors_of(pair)` builds transformers' own processors for it.  A comparison with
-transformers runs both sides under the same settings: `neutral(model)` switches them off while it is open.
+transformers applies them by default: Qwen2.5-Instruct ships a repetition penalty, Whisper suppresses tokens, BART
+forces its first and last token.  `generate` here decodes the model's own distribution.  It names the settings in one
+warning, and `processors_of(pair)` builds transformers' own processors for them.  A comparison with transformers runs
+both sides under the same settings: the context manager `neutral(model)` switches them off.
 
-Temperature, truncations and beams of a generation config are a way of searching, not of the model: they are never
-taken over.
+Temperature, truncations and beams of a generation config say how to search, not what the model is: they are never
+applied.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Span:
-    """Where a text begins and ends, as some settings ask.
+    """Where a text begins and ends; some settings depend on it.
 
     Attributes:
-        prompt: its ids; of an encoder-decoder the source, without the marker after it.
+        prompt: the prompt's ids; for an encoder-decoder the source, without the marker after it.
         begin: how many ids stand before the first new token: the prompt's, or the start token of an encoder-decoder.
         new_tokens: how many may follow.
         ends: the ids that end the text.
@@ -49,7 +49,7 @@ def _ends(span: Span, device: torch.device) -> Any:
 
 
 def _with_ends(make: Callable[[Any, Span, Any], Any]) -> Callable[[Any, Span, Any], Any]:
-    """A text that nothing ends has no end to hold back."""
+    """`make`, or no processor for a text without end tokens: there is no end token to suppress."""
     return lambda value, span, device: make(value, span, device) if span.ends else None
 
 
@@ -84,7 +84,7 @@ def _makers() -> dict[str, Callable[[Any, Span, Any], Any]]:
 
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    # what changes nothing, beside None; a guidance scale and a watermark are no function of the text
+    # the values besides None that change nothing; a guidance scale and a watermark are not functions of the text
     "sequence_bias": (), "encoder_repetition_penalty": (1.0,), "repetition_penalty": (1.0,),
     "no_repeat_ngram_size": (0,), "encoder_no_repeat_ngram_size": (0,), "bad_words_ids": (), "min_length": (0,),
     "min_new_tokens": (0,), "forced_bos_token_id": (), "forced_eos_token_id": (), "remove_invalid_values": (False,),
@@ -92,7 +92,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "guidance_scale": (1.0,), "watermarking_config": (),
 }  # fmt: skip
 ELSEWHERE = ("guidance_scale", "watermarking_config")
-"""Settings that no processor of drafted text can apply: they ask for a second batch, or remember what they saw."""
+"""Settings that no processor of drafted text can apply: they need a second batch, or keep state."""
 
 SEARCH = (
     "do_sample", "temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff",
@@ -100,11 +100,11 @@ SEARCH = (
     "dola_layers", "num_return_sequences", "renormalize_logits", "max_length", "max_time", "stop_strings",
     "prompt_lookup_num_tokens", "prefill_chunk_size",
 )  # fmt: skip
-"""How transformers searches, unless a call says otherwise."""
+"""How transformers searches, unless the call sets it."""
 
 
 def shaping(model_or_pair: Any) -> dict[str, Any]:
-    """What a model's generation config does to its distribution: the settings that are not neutral, with values.
+    """The settings of a model's generation config that change its distribution, with their values.
 
     >>> from types import SimpleNamespace as Some
     >>> shaping(Some(generation_config=Some(repetition_penalty=1.1, no_repeat_ngram_size=0, temperature=0.7)))
@@ -120,12 +120,12 @@ def model_of(model_or_pair: Any) -> Any:
     return model_or_pair.target if isinstance(model_or_pair, Pair) else model_or_pair
 
 
-class Setting:
-    """A generation setting as a logits processor: transformers' own, made when it is known for which text and where.
+class SettingProcessor:
+    """A generation setting as a logits processor: transformers' own, made once the text and the device are known.
 
     Attributes:
         name, value: as in the generation config.
-        span: of the text; None until `bound` says.
+        span: of the text; None until `bound` sets it.
     """
 
     def __init__(self, name: str, value: Any, span: Span | None = None):
@@ -145,21 +145,21 @@ class Setting:
         return f"{self.name}={self.value!r}"
 
 
-def processors_of(model_or_pair: Any) -> tuple[Setting, ...]:
+def processors_of(model_or_pair: Any) -> tuple[SettingProcessor, ...]:
     """The model's own generation settings as processors, in transformers' order: `generate(processors=...)`.
 
-    Empty where it has none.  The loop binds them to each text.
+    Empty if it has none.  `generate` binds them to each text.
 
     Raises:
-        SpecdecError: for a guidance scale or a watermark, which are no function of the text so far.
+        SpecdecError: for a guidance scale or a watermark, which are not functions of the text so far.
     """
     found = shaping(model_or_pair)
     if bad := [name for name in ELSEWHERE if name in found]:
         raise SpecdecError(
-            f"the generation setting {bad[0]} is no function of the text so far, as drafting needs: "
+            f"the generation setting {bad[0]} is not a function of the text so far, as drafting needs: "
             f"set generation_config.{bad[0]} to None, or use transformers' own generate"
         )
-    return tuple(Setting(name, found[name]) for name in NEUTRAL if name in found)
+    return tuple(SettingProcessor(name, found[name]) for name in NEUTRAL if name in found)
 
 
 def span_of(pair: Pair, ids: Sequence[int], new_tokens: int, ends: Sequence[int] | None = None) -> Span:
@@ -170,15 +170,15 @@ def span_of(pair: Pair, ids: Sequence[int], new_tokens: int, ends: Sequence[int]
 
 
 def bound(processors: Sequence[Any], span: Span) -> tuple[Any, ...]:
-    """The processors of one text: settings learn where it begins and ends, others stay as they are."""
-    return tuple(Setting(p.name, p.value, span) if isinstance(p, Setting) else p for p in processors)
+    """The processors of one text: settings get its span, other processors stay as they are."""
+    return tuple(SettingProcessor(p.name, p.value, span) if isinstance(p, SettingProcessor) else p for p in processors)
 
 
-_told: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()  # of which model what was named
+_told: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()  # the settings that were named already, by model
 
 
 def warn_of_settings(model_or_pair: Any, processors: Any = None) -> None:
-    """Name once, in one line, the settings of a model that `processors` does not apply; `[]` says that none shall.
+    """Warn once, in one line, of the settings of a model that `processors` does not apply; `[]` silences it.
 
     Args:
         processors: what the caller of `generate` gave.
@@ -187,9 +187,9 @@ def warn_of_settings(model_or_pair: Any, processors: Any = None) -> None:
     if not found or (isinstance(processors, (list, tuple)) and not processors):
         return
     given = processors if isinstance(processors, (list, tuple)) else ()
-    asked = {p.name for p in given if isinstance(p, Setting)}
+    applied = {p.name for p in given if isinstance(p, SettingProcessor)}
     told = _told.setdefault(model, set())
-    missing = {name: value for name, value in found.items() if name not in asked | told}
+    missing = {name: value for name, value in found.items() if name not in applied | told}
     if missing:
         told |= set(missing)
         log.warning(
@@ -199,7 +199,7 @@ def warn_of_settings(model_or_pair: Any, processors: Any = None) -> None:
 
 
 def listed(settings: dict[str, Any]) -> str:
-    """Settings for a line: long values by their length.
+    """Settings on one line; long values are given by their length.
 
     >>> listed({"repetition_penalty": 1.1, "suppress_tokens": list(range(99))})
     'repetition_penalty=1.1, suppress_tokens (99 entries)'
@@ -214,10 +214,10 @@ def listed(settings: dict[str, Any]) -> str:
 
 @contextmanager
 def neutral(*models: Any) -> Iterator[None]:
-    """While it is open, transformers' `generate` of these models does what a call asks for and nothing else.
+    """Within this context, transformers' `generate` of these models applies only what the call asks for.
 
-    Shaping settings and those of the search are at transformers' own defaults; special tokens and what an assistant
-    is told about drafting stay.  None among the models is passed over.
+    Settings that change the distribution, and those of the search, are set to transformers' own defaults.  Special
+    tokens and settings for drafting stay.  A model may be None.
     """
     from transformers import GenerationConfig
 

@@ -1,8 +1,8 @@
 """Logits processors: penalties, bans, forced tokens and masks, as transformers defines them.
 
-A processor is a function `(input_ids [1, n], scores [1, V]) -> scores [1, V]` of the text so far and the next
-token's logits.  In a block of draft tokens every position has a history of its own: the text and the draft tokens
-before it.  Processors come before temperature and truncation, as in transformers.
+A processor is a function `(input_ids [1, n], scores [1, V]) -> scores [1, V]` of the text so far and the logits of the
+next token.  In a block of draft tokens each position has its own history: the text and the draft tokens before it.
+Processors come before temperature and truncation, as in transformers.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from .errors import SpecdecError
 
 Processor: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
-# They remember what they were called with, which is wrong as soon as a draft token is refused, or want a second batch.
-NO_FUNCTIONS = {
+# These keep state from call to call, which is wrong once a draft token is rejected, or need a second batch.
+STATEFUL = {
     "ClassifierFreeGuidanceLogitsProcessor",
     "SynthIDTextWatermarkLogitsProcessor",
     "UnbatchedClassifierFreeGuidanceLogitsProcessor",
@@ -37,9 +37,9 @@ def as_processors(given: Any) -> tuple[Processor, ...]:
                 f"a logits processor is a function of (input_ids, scores), got {one!r}: "
                 "give transformers' LogitsProcessor or a function like them"
             )
-        if name in NO_FUNCTIONS:
+        if name in STATEFUL:
             raise SpecdecError(
-                f"{name} is no function of the text so far, as drafting needs: use it with transformers' own generate"
+                f"{name} is not a function of the text so far, as drafting needs: use it with transformers' generate"
             )
     return processors
 
@@ -48,8 +48,8 @@ def as_processors(given: Any) -> tuple[Processor, ...]:
 class NoEndBefore:
     """The processor of `min_new_tokens`: no end-of-sequence token before position `length` of the text.
 
-    As transformers' `MinNewTokensLengthLogitsProcessor`, on whatever device it is asked: a draft may be on another one
-    than its target.
+    Like transformers' `MinNewTokensLengthLogitsProcessor`, but it works on the device of its input: draft and target
+    may be on different ones.
     """
 
     length: int
@@ -62,7 +62,7 @@ class NoEndBefore:
 
 
 def process(processors: Sequence[Processor], ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-    """The processed logits `[V]` of the token after the text `ids` `[n]`, in float32 at least."""
+    """The processed logits `[V]` of the token after the text `ids` `[n]`, in at least float32."""
     scores = logits[None].to(torch.promote_types(logits.dtype, torch.float32), copy=True)
     for processor in processors:
         scores = processor(ids[None], scores)
@@ -76,14 +76,14 @@ def process_block(
     logits: torch.Tensor,
     possible: Callable[[torch.Tensor, int], bool],
 ) -> torch.Tensor:
-    """The processed logits `[g + 1, V]` of a block, each position with its own history.
+    """The processed logits `[g + 1, V]` of a block; each position has its own history.
 
     Args:
         prefix: the text before the draft.
         draft: `g` draft tokens.
         logits: `[g + 1, V]`, raw.
-        possible: `(processed logits [V], draft token) -> ` whether the verifier may keep the token.  What follows an
-            impossible one is never used and stays raw: a grammar need not have an answer for a text outside of it.
+        possible: `(processed logits [V], draft token) -> ` whether the verifier may keep the token.  Positions after a
+            token that cannot be kept are never used and stay raw: a grammar may have no answer for such a text.
     """
     ids = torch.tensor([*prefix, *draft], device=logits.device)
     rows = list(logits.to(torch.promote_types(logits.dtype, torch.float32)))

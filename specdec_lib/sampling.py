@@ -11,7 +11,7 @@ from .distributions import Array, inverse_cdf, is_torch, warp
 from .errors import SpecdecError
 from .processing import Processor
 
-COLDEST = 1e-6  # a temperature below it overflows float32 logits, and is meant to be 0
+LOWEST_TEMPERATURE = 1e-6  # a lower one overflows float32 logits; whoever asks for it means 0
 
 
 @dataclass(frozen=True)
@@ -19,9 +19,9 @@ class SamplingParams:
     """How next-token probabilities are made from logits; the same for target and draft, as in the paper.
 
     Attributes:
-        temperature: 0 decodes greedily; else at least 1e-6.
+        temperature: 0 for greedy decoding, else at least 1e-6.
         top_k, top_p, min_p: truncations, None for none; see `distributions.warp`.
-        processors: see `specdec_lib.processing`; they come first, and see the text so far.
+        processors: applied to the logits first; they see the text so far.  See `specdec_lib.processing`.
 
     >>> import numpy as np
     >>> SamplingParams(temperature=1.0, top_k=2).probs(np.log([0.5, 0.3, 0.2])).round(3).tolist()
@@ -41,7 +41,7 @@ class SamplingParams:
                 "temperature", self.temperature, 0, remedy="use 0 for greedy decoding, 1 for sampling"
             )
         }
-        if 0 < checked["temperature"] < COLDEST:
+        if 0 < checked["temperature"] < LOWEST_TEMPERATURE:
             raise SpecdecError(f"temperature {checked['temperature']:g} is too small to divide by: use 0")
         if self.top_k is not None:
             checked["top_k"] = validate.whole("top_k", self.top_k, 1, everything)
@@ -61,18 +61,18 @@ class SamplingParams:
         return self.temperature == 0
 
     def probs(self, logits: Array) -> Array:
-        """Next-token probabilities `[..., V]` from logits `[..., V]`, in float32 at least."""
+        """Next-token probabilities `[..., V]` from logits `[..., V]`, in at least float32."""
         return warp(in_float32(logits), self.temperature, self.top_k, self.top_p, self.min_p)
 
 
 def in_float32(logits: Array) -> Array:
-    """Logits in float32 at least: the steps of bfloat16 are 0.03 at -8."""
+    """Logits in at least float32: near -8, bfloat16 resolves steps of 0.03 only."""
     return logits.float() if is_torch(logits) and logits.element_size() < 4 else logits
 
 
 def draw(probs: Array, random: Random) -> Any:
-    """A token drawn from `probs` `[V]` with one number of `random`; see `distributions.inverse_cdf`.
+    """Draw a token from `probs` `[V]` with one number of `random`; see `distributions.inverse_cdf`.
 
-    All draws of the decoder are made here: tests that enumerate its output replace this one function.
+    Every draw of the decoder goes through this function.  Tests that enumerate the decoder's output replace it.
     """
     return inverse_cdf(probs, random.random())

@@ -3,7 +3,7 @@
 Letters of Leviathan, Kalman, Matias (arXiv 2211.17192v2): `alpha` is the acceptance rate, `gamma` the number of
 draft tokens a round.  The unit of time is *one target pass over one position*; so `cost_coefficient` (c) is the
 time of one draft pass, `v(n)` the time of a target pass over `n` positions, and prefill is counted in target
-passes.  What a decoder adds to a pass (sampling, the rule, book-keeping) belongs to the pass that is timed.
+passes.  What a decoder adds to a pass (sampling, the rule, bookkeeping) is part of the pass that is timed.
 
 * *Plain* functions take numbers or arrays `alpha`, `gamma`, `cost_coefficient` and broadcast them.
 * *Extended* functions take `alphas` `[..., gamma]`: the chance that draft token `i` is accepted once the `i - 1`
@@ -25,20 +25,20 @@ import numpy as np
 
 from .acceptance import (
     Number,
-    as_given,
+    acceptance_rates,
     block_efficiency_by_position,
-    checked,
+    checked_array,
     pooled_alpha,
-    rate,
     repeat_alpha,
     survival,
-    whole,
+    unwrapped,
+    whole_numbers,
 )
 from .errors import SpecdecError
 
 
 def _cost(cost: Number, name: str = "cost_coefficient") -> np.ndarray:
-    return checked(name, cost, lambda a: (a >= 0) & (a < np.inf), "a finite number >= 0")
+    return checked_array(name, cost, lambda a: (a >= 0) & (a < np.inf), "a finite number >= 0")
 
 
 def verification_time(verification_cost: Any, positions: Number) -> np.ndarray:
@@ -47,13 +47,15 @@ def verification_time(verification_cost: Any, positions: Number) -> np.ndarray:
     >>> verification_time(1.2, [1, 2, 3]).tolist(), verification_time([1.0, 1.1, 1.3], 3).tolist()
     ([1.0, 1.2, 1.2], 1.3)
     """
-    n = whole(positions, "the number of positions")
+    n = whole_numbers(positions, "the number of positions")
     if callable(verification_cost):
         times = np.vectorize(verification_cost, otypes=[float])(n)
     elif np.ndim(verification_cost) == 0:
-        times = np.where(n == 1, 1.0, checked("verification_cost", verification_cost, np.isfinite, "a number > 0"))
+        times = np.where(
+            n == 1, 1.0, checked_array("verification_cost", verification_cost, np.isfinite, "a number > 0")
+        )
     else:
-        table = checked("verification_cost", verification_cost, np.isfinite, "v(1), v(2), ..., v(gamma + 1)")
+        table = checked_array("verification_cost", verification_cost, np.isfinite, "v(1), v(2), ..., v(gamma + 1)")
         if table.ndim != 1 or n.max() > table.size:
             raise SpecdecError(
                 f"v({n.max()}) is needed, verification_cost has shape {table.shape}: pass v(1), v(2), ..."
@@ -61,7 +63,7 @@ def verification_time(verification_cost: Any, positions: Number) -> np.ndarray:
         if abs(table[0] - 1) > 0.05:
             raise SpecdecError(f"v(1) is {table[0]} in verification_cost, not 1: divide by the time of one position")
         times = table[n - 1]
-    return checked("verification_cost", times, lambda v: (v > 0) & (v < np.inf), "finite times > 0")
+    return checked_array("verification_cost", times, lambda v: (v > 0) & (v < np.inf), "finite times > 0")
 
 
 # -- the theorem and its neighbours --------------------------------------------------------------------
@@ -75,26 +77,28 @@ def block_efficiency(alpha: Number, gamma: Number) -> Any:
     >>> round(block_efficiency(0.8, 5), 2), block_efficiency([0.0, 1.0], 7).tolist()
     (3.69, [1.0, 8.0])
     """
-    a, g = np.broadcast_arrays(rate(alpha), whole(gamma))
+    a, g = np.broadcast_arrays(acceptance_rates(alpha), whole_numbers(gamma))
     certain = a == 1
     other = np.where(certain, 0.5, a)
     with np.errstate(divide="ignore"):  # log 0 = -inf is the right limit; expm1 keeps the digits near alpha = 1
         tokens = -np.expm1((g + 1) * np.log(other)) / (1 - other)
-    return as_given(np.where(certain, g + 1.0, tokens))
+    return unwrapped(np.where(certain, g + 1.0, tokens))
 
 
 def improvement_factor(alpha: Number, gamma: Number, cost_coefficient: Number = 0, verification_cost: Any = 1.0) -> Any:
     """Expected speed against plain decoding, `block_efficiency / (gamma c + v(gamma + 1))`.
 
-    With `v = 1` it is Theorem 3.8.  Long texts are assumed; `extended_improvement_factor` drops that.
+    With `v = 1` it is Theorem 3.8.  It assumes long texts; `extended_improvement_factor` does not.
 
     >>> improvement_factor([0.6, 0.7, 0.9], [2, 3, 10]).round(2).tolist()  # Table 1
     [1.96, 2.53, 6.86]
     >>> round(improvement_factor(0.75, 7, 0.02), 1)  # Table 4: T5-small, EnDe, T = 0
     3.2
     """
-    time = whole(gamma) * _cost(cost_coefficient) + verification_time(verification_cost, whole(gamma) + 1)
-    return as_given(block_efficiency(alpha, gamma) / time)
+    time = whole_numbers(gamma) * _cost(cost_coefficient) + verification_time(
+        verification_cost, whole_numbers(gamma) + 1
+    )
+    return unwrapped(block_efficiency(alpha, gamma) / time)
 
 
 def operations_factor(alpha: Number, gamma: Number, operations_coefficient: Number = 0.0) -> Any:
@@ -105,8 +109,8 @@ def operations_factor(alpha: Number, gamma: Number, operations_coefficient: Numb
     >>> operations_factor([0.6, 0.7, 0.9], [2, 3, 10]).round(2).tolist()  # Table 1
     [1.53, 1.58, 1.6]
     """
-    spent = whole(gamma) * _cost(operations_coefficient, "operations_coefficient") + whole(gamma) + 1
-    return as_given(spent / block_efficiency(alpha, gamma))
+    spent = whole_numbers(gamma) * _cost(operations_coefficient, "operations_coefficient") + whole_numbers(gamma) + 1
+    return unwrapped(spent / block_efficiency(alpha, gamma))
 
 
 def drafting_helps(alpha: Number, cost_coefficient: Number) -> Any:
@@ -118,7 +122,7 @@ def drafting_helps(alpha: Number, cost_coefficient: Number) -> Any:
     >>> drafting_helps([0.05, 0.2], 0.1).tolist()
     [False, True]
     """
-    return as_given(rate(alpha) > _cost(cost_coefficient))
+    return unwrapped(acceptance_rates(alpha) > _cost(cost_coefficient))
 
 
 def improvement_lower_bound(alpha: Number, cost_coefficient: Number) -> Any:
@@ -127,7 +131,7 @@ def improvement_lower_bound(alpha: Number, cost_coefficient: Number) -> Any:
     >>> improvement_lower_bound(0.5, 0.0), round(improvement_lower_bound(0.75, 0.02), 2)
     (1.5, 1.72)
     """
-    return as_given((1 + rate(alpha)) / (1 + _cost(cost_coefficient)))
+    return unwrapped((1 + acceptance_rates(alpha)) / (1 + _cost(cost_coefficient)))
 
 
 def oracle_block_efficiency(alpha: Number) -> Any:
@@ -140,38 +144,38 @@ def oracle_block_efficiency(alpha: Number) -> Any:
 
 
 def oracle_improvement_factor(alpha: Number, cost_coefficient: Number) -> Any:
-    """`1 / (1 - alpha + c alpha)`: the oracle's speed when it pays for the `alpha / (1 - alpha)` tokens it keeps.
+    """`1 / (1 - alpha + c alpha)`: the oracle's speed if it pays for the `alpha / (1 - alpha)` tokens that it keeps.
 
-    For `c <= 1` no fixed gamma does better.  The paper puts the gain over the best one at up to about 60 %; with
-    this charge it is at most 55 % on the grid of Figure 3 continued to alpha = 0.95:
+    For `c <= 1` no fixed gamma does better.  The paper states a gain over the best fixed gamma of up to about 60 %;
+    with this cost it is at most 55 % on the grid of Figure 3, continued to alpha = 0.95:
 
     >>> best = improvement_factor(0.95, optimal_gamma(0.95, 0.05), 0.05)
     >>> round(oracle_improvement_factor(0.95, 0.05) / best - 1, 3)
     0.554
     """
-    a = rate(alpha)
+    a = acceptance_rates(alpha)
     with np.errstate(divide="ignore", over="ignore"):
-        return as_given(np.divide(1.0, (1 - a) + _cost(cost_coefficient) * a))
+        return unwrapped(np.divide(1.0, (1 - a) + _cost(cost_coefficient) * a))
 
 
 def optimal_gamma(
     alpha: Number, cost_coefficient: Number, verification_cost: Any = 1.0, longest: int | None = None
 ) -> Any:
-    """The draft length with the largest `improvement_factor`, exactly; 0 where none beats plain decoding.
+    """The draft length with the largest `improvement_factor`, exactly; 0 if none beats plain decoding.
 
-    For a number `v` one more token pays while its chance exceeds its cost at the present speed,
-    `alpha^(gamma+1) > c * factor(gamma)`.  The left side falls, and once it is smaller it stays smaller, so the
-    first gamma that fails is the maximiser and no longer draft need be looked at.  That gamma does not exist at
-    c = 0 or alpha = 1 (`c < v`): give `longest` there.  A table bounds the search by its length; for a function
-    `v` give `longest`; both are searched whole, because their factor may have several maxima.
+    If `v` is a number, one more draft token pays while its acceptance probability exceeds its cost at the current
+    speed, `alpha^(gamma+1) > c * factor(gamma)`.  The left side falls, and once it is smaller it stays smaller.  So the
+    first gamma that fails this test is the maximiser.  At c = 0, or at alpha = 1 with `c < v`, every gamma passes: give
+    `longest` there.  A table bounds the search by its length; for a function `v` give `longest`.  Both are searched
+    completely, because their factor may have several maxima.
 
     >>> optimal_gamma(0.9, [0.01, 0.02, 0.05, 0.1]).tolist()  # Figure 3, right end
     [24, 19, 13, 10]
     >>> optimal_gamma(0.5, [0.01, 0.02, 0.05, 0.1]).tolist(), optimal_gamma(0.05, 0.1)  # left end; not worth it
     ([5, 4, 3, 2], 0)
     """
-    a, c = np.broadcast_arrays(rate(alpha), _cost(cost_coefficient))
-    limit = np.inf if longest is None else int(whole(longest, "longest"))
+    a, c = np.broadcast_arrays(acceptance_rates(alpha), _cost(cost_coefficient))
+    limit = np.inf if longest is None else int(whole_numbers(longest, "longest"))
     if not callable(verification_cost) and np.ndim(verification_cost) == 0:
         v = float(verification_time(verification_cost, 2))
         if longest is None and np.any(((c == 0) & (a > 0)) | ((a == 1) & (c < v))):
@@ -181,19 +185,22 @@ def optimal_gamma(
     else:
         limit = min(limit, np.inf if callable(verification_cost) else np.size(verification_cost) - 1)
         if limit == np.inf:
-            raise SpecdecError("verification_cost is a function, which bounds nothing: give the longest draft allowed")
-        candidates = np.arange(1, int(whole(limit, "the longest draft that verification_cost covers")) + 1)
+            raise SpecdecError("verification_cost is a function, which sets no longest draft: give longest")
+        candidates = np.arange(1, int(whole_numbers(limit, "the longest draft that verification_cost covers")) + 1)
         gamma = 1 + np.argmax(improvement_factor(a[..., None], candidates, c[..., None], verification_cost), -1)
-    return as_given(np.where(improvement_factor(a, gamma, c, verification_cost) > 1, gamma, 0))
+    return unwrapped(np.where(improvement_factor(a, gamma, c, verification_cost) > 1, gamma, 0))
 
 
 def _first_that_fails(holds: Callable[[np.ndarray], np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
-    """The first whole number >= 1 where `holds` fails, for each entry; where it fails it fails ever after.
+    """For each entry the first whole number >= 1 for which `holds` is false; it is false for all larger ones, too.
 
     >>> _first_that_fails(lambda n: n < [3, 1, 1_000_000], (3,)).tolist()
     [3, 1, 1000000]
     """
-    low, high = np.zeros(shape, int), np.ones(shape, int)  # it holds at `low` (or that is 0) and is to fail at `high`
+    low, high = (
+        np.zeros(shape, int),
+        np.ones(shape, int),
+    )  # it holds at `low` (or `low` is 0); `high` grows until it fails
     while np.any(more := holds(high)):
         low, high = np.where(more, high, low), np.where(more, 2 * high, high)
     while np.any(high - low > 1):
@@ -215,25 +222,25 @@ def _round_costs(alphas: Number, cost_coefficient: Number, verification_cost: An
 def _expected_total(alphas: Number, costs: np.ndarray, tokens: Number) -> Any:
     """E(tokens), where E(n) is the expected sum of `costs[..., g]` over the rounds that write n tokens.
 
-    With n tokens to go a round drafts `g = min(gamma, n - 1)`, since its own token comes on top, and leaves
-    `n - k` with probability `P(k)`: `E(n) = costs(g) + sum_{k=1}^{g+1} P(k) E(n - k)`.
+    With n tokens left a round drafts `g = min(gamma, n - 1)`, since the correction or bonus token comes on top; with
+    probability `P(k)` it writes k tokens and leaves `n - k`: `E(n) = costs(g) + sum_{k=1}^{g+1} P(k) E(n - k)`.
     """
-    s, wanted = survival(alphas), whole(tokens, "tokens")
+    s, wanted = survival(alphas), whole_numbers(tokens, "tokens")
     totals = np.zeros((*np.broadcast_shapes(s.shape[:-1], costs.shape[:-1]), wanted.max() + 1))
     for n in range(1, totals.shape[-1]):
         g = min(s.shape[-1] - 1, n - 1)
-        law = s[..., : g + 1].copy()  # P(k) = S_{k-1} - S_k, and P(g + 1) = S_g
-        law[..., :-1] -= s[..., 1 : g + 1]
-        totals[..., n] = costs[..., g] + (law * totals[..., n - 1 - g : n][..., ::-1]).sum(-1)
+        probs = s[..., : g + 1].copy()  # P(k) = S_{k-1} - S_k, and P(g + 1) = S_g
+        probs[..., :-1] -= s[..., 1 : g + 1]
+        totals[..., n] = costs[..., g] + (probs * totals[..., n - 1 - g : n][..., ::-1]).sum(-1)
     shape = np.broadcast_shapes(totals.shape[:-1], wanted.shape)
     totals = np.broadcast_to(totals, (*shape, totals.shape[-1]))
-    return as_given(np.take_along_axis(totals, np.broadcast_to(wanted, shape)[..., None], -1)[..., 0])
+    return unwrapped(np.take_along_axis(totals, np.broadcast_to(wanted, shape)[..., None], -1)[..., 0])
 
 
 def expected_rounds(alphas: Number, tokens: Number) -> Any:
-    """Expected number of target passes that write exactly `tokens` tokens, the last drafts cut to what is left.
+    """Expected number of target passes to write exactly `tokens` tokens; the last drafts are cut to what is left.
 
-    Exact, by a recursion over the tokens left; acceptances are independent, equal or not.  At alpha = 1 it is
+    Exact, by a recursion over the tokens left.  Assumes independent acceptances, equal or not.  At alpha = 1 it is
     `ceil(tokens / (gamma + 1))`, at alpha = 0 it is `tokens`.
 
     >>> expected_rounds([0.5], [1, 2, 3]).tolist()  # E(2) = 1 + 0.5 E(1), E(3) = 1 + 0.5 E(2) + 0.5 E(1)
@@ -243,9 +250,9 @@ def expected_rounds(alphas: Number, tokens: Number) -> Any:
 
 
 def expected_time(alphas: Number, tokens: Number, cost_coefficient: Number, verification_cost: Any = 1.0) -> Any:
-    """Expected time, in target passes, of writing exactly `tokens` tokens with drafts; prefill not included.
+    """Expected time, in target passes, to write exactly `tokens` tokens with drafts; without prefill.
 
-    Plain decoding takes `tokens`.  Over several texts add the times, not the ratios.
+    Plain decoding takes `tokens`.  For several texts add the times, not the ratios.
 
     >>> expected_time([0.5], 2, 0.1)  # a round with one draft token, then with 0.5 a round without one
     1.6
@@ -263,13 +270,13 @@ def extended_improvement_factor(
 ) -> Any:
     """Theorem 3.8 with `v(n)`, acceptance by position, finite length and prefill.
 
-    `(P_target + N) / (P_target + P_draft + expected_time(N))`, and for `tokens=None` the limit of long texts,
+    `(P_target + N) / (P_target + P_draft + expected_time(N))`, and for `tokens=None` its limit for long texts,
     `block_efficiency_by_position / (gamma c + v(gamma + 1))`.
 
     Args:
-        tokens: N >= 1, new tokens written by rounds.  A decoder whose prefill yields the first token writes one less.
-        prefill_target, prefill_draft: time spent before the first round, in target passes.  A loading time, shared
-            among the texts it serves, adds to them.
+        tokens: N >= 1, new tokens written by rounds: one less if the decoder's prefill yields the first token.
+        prefill_target, prefill_draft: time before the first round, in target passes.  Add a loading time here, divided
+            among the texts that it serves.
 
     >>> alphas = repeat_alpha(0.75, 7)
     >>> round(extended_improvement_factor(alphas, 0.02), 2)
@@ -279,31 +286,33 @@ def extended_improvement_factor(
     """
     if tokens is None:
         time = _round_costs(alphas, cost_coefficient, verification_cost)[..., -1]
-        return as_given(block_efficiency_by_position(alphas) / time)
+        return unwrapped(block_efficiency_by_position(alphas) / time)
     before, extra = _cost(prefill_target, "prefill_target"), _cost(prefill_draft, "prefill_draft")
     drafted = before + extra + expected_time(alphas, tokens, cost_coefficient, verification_cost)
-    return as_given((before + whole(tokens, "tokens")) / drafted)
+    return unwrapped((before + whole_numbers(tokens, "tokens")) / drafted)
 
 
 def extended_optimal_gamma(
-    alphas: Number, cost_coefficient: Number, verification_cost: Any = 1.0, **finite: Any
+    alphas: Number, cost_coefficient: Number, verification_cost: Any = 1.0, **finite_terms: Any
 ) -> Any:
-    """The draft length with the largest `extended_improvement_factor`; 0 where none beats plain decoding.
+    """The draft length with the largest `extended_improvement_factor`; 0 if none beats plain decoding.
 
-    All of `1..alphas.shape[-1]` are tried: beyond the positions whose acceptance is given nothing is known, and a
-    draft of `tokens` or more is cut anyway.  `finite` as in `extended_improvement_factor`.
+    All of `1..alphas.shape[-1]` are tried: `alphas` says nothing about longer drafts, and a draft of `tokens` or more
+    is cut anyway.  `finite_terms`: `tokens` and the prefills, as in `extended_improvement_factor`.
 
     >>> alphas = repeat_alpha(0.8, 20)
     >>> extended_optimal_gamma(alphas, 0.05), extended_optimal_gamma(alphas, 0.05, tokens=6)
     (8, 5)
-    >>> extended_optimal_gamma(alphas, 0.05, lambda n: 1 + 0.1 * (n - 1))  # checking is not free
+    >>> extended_optimal_gamma(alphas, 0.05, lambda n: 1 + 0.1 * (n - 1))  # verification is not free
     5
     """
     lengths = range(1, survival(alphas).shape[-1])
     a = np.asarray(alphas, float)
-    factors = [extended_improvement_factor(a[..., :g], cost_coefficient, verification_cost, **finite) for g in lengths]
+    factors = [
+        extended_improvement_factor(a[..., :g], cost_coefficient, verification_cost, **finite_terms) for g in lengths
+    ]
     table = np.stack([np.ones(np.shape(factors[0])), *map(np.asarray, factors)], -1)
-    return as_given(np.argmax(table, -1))
+    return unwrapped(np.argmax(table, -1))
 
 
 def break_even_tokens(
@@ -311,14 +320,14 @@ def break_even_tokens(
 ) -> Any:
     """The number of new tokens from which on drafting pays for the draft's prefill and loading.
 
-    None, and infinity in arrays, where it does not within 4096 tokens.  The target's own prefill is paid either way.
+    None, or infinity in arrays, if it does not within 4096 tokens.  The target's own prefill is paid either way.
 
     >>> alphas = repeat_alpha(0.75, 7)
     >>> break_even_tokens(alphas, 0.02, prefill_draft=10.0), break_even_tokens(alphas, [0.02, 0.5, 2.0])
     (16, array([ 2., inf, inf]))
     """
     n = np.arange(1, 4097)
-    survival(alphas)  # says what is wrong with them
+    survival(alphas)  # checks them
     per_length = np.asarray(alphas, float)[..., None, :], n, _cost(cost_coefficient)[..., None]
     times = expected_time(*per_length, verification_cost) + _cost(prefill_draft, "prefill_draft")[..., None]
     last_loss = np.where(times >= n, n, 0).max(-1)
@@ -329,12 +338,12 @@ def break_even_tokens(
 
 
 def batch_improvement_factor(alphas: Number, cost_coefficient: Number, verification_cost: Any = 1.0) -> Any:
-    """Throughput of a batch whose rows keep what each accepted: `mean_b block_efficiency_b / (gamma c + v(gamma+1))`.
+    """Throughput of a batch whose rows accept independently: `mean_b block_efficiency_b / (gamma c + v(gamma+1))`.
 
-    A round takes one shared time; c and v are measured at this batch size, against one plain step of the batch.
+    All rows share the time of a round.  c and v are measured at this batch size, against one plain step of the batch.
 
     Args:
-        alphas: `[..., B, gamma]`, a row of the batch each.
+        alphas: `[..., B, gamma]`, one row for each text of the batch.
 
     >>> round(batch_improvement_factor([[0.9, 0.9], [0.1, 0.1]], 0.05), 2)  # (2.71 + 1.11) / 2 / 1.1
     1.74
@@ -342,32 +351,33 @@ def batch_improvement_factor(alphas: Number, cost_coefficient: Number, verificat
     if np.ndim(alphas) < 2:
         raise SpecdecError("alphas must be [batch, gamma]: one row per text")
     time = _round_costs(alphas, cost_coefficient, verification_cost)[..., -1]
-    return as_given(np.mean(block_efficiency_by_position(alphas), -1) / time)
+    return unwrapped(np.mean(block_efficiency_by_position(alphas), -1) / time)
 
 
 def roofline_verification_cost(positions: Number, critical_positions: Number, batch: Number = 1) -> Any:
     """`v(n)` when a pass takes the longer of reading the weights and computing: `max(1, nB/n*) / max(1, B/n*)`.
 
-    `critical_positions` (n*) is where both take equally long: (bytes of weights / bandwidth) / (operations per
-    position / arithmetic rate).  Up to n* positions in all rows together, checking is free.
+    `critical_positions` (n*) is the number of positions for which both take equally long: (bytes of weights /
+    bandwidth) / (operations per position / arithmetic rate).  Up to n* positions in all rows together, verification is
+    free.
 
     >>> roofline_verification_cost([1, 6, 12], 8), roofline_verification_cost(6, 8, batch=16)
     (array([1. , 1. , 1.5]), 6.0)
     """
-    n, b = whole(positions, "positions"), whole(batch, "batch")
-    critical = checked("critical_positions", critical_positions, lambda x: x > 0, "a number > 0")
-    return as_given(np.maximum(1, n * b / critical) / np.maximum(1, b / critical))
+    n, b = whole_numbers(positions, "positions"), whole_numbers(batch, "batch")
+    critical = checked_array("critical_positions", critical_positions, lambda x: x > 0, "a number > 0")
+    return unwrapped(np.maximum(1, n * b / critical) / np.maximum(1, b / critical))
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """The theorem beside the extended model.
+    """The prediction of the theorem and of the extended model.
 
     Attributes:
         gamma: draft length.
-        alpha: the acceptance rate the theorem was given: pooled where it was measured by position.
-        block_efficiency, extended_block_efficiency: expected tokens per target pass, in either model.
-        factors: the improvement factor as the terms are added one by one, from "theorem" to the last.
+        alpha: the acceptance rate that the theorem was given; pooled if it was measured by position.
+        block_efficiency, extended_block_efficiency: expected tokens per target pass, in each of the two models.
+        factors: the improvement factor as the terms are added one by one, "theorem" first.
     """
 
     gamma: int
@@ -396,18 +406,18 @@ def predict(
     prefill_target: float = 0.0,
     prefill_draft: float = 0.0,
 ) -> Prediction:
-    """Speed for one measured setting, plain theorem and extended model side by side.
+    """Predicted speed for one measured setting, by the theorem and by the extended model.
 
     Args:
         alpha: a number, or `[>= gamma]` by draft position (the first `gamma` are used).
-        others: as in `extended_improvement_factor`; without `tokens` the text is taken as long.
+        others: as in `extended_improvement_factor`; without `tokens` a long text is assumed.
 
     >>> p = predict([0.7, 0.8, 0.9], 3, 0.05, [1.0, 1.1, 1.15, 1.2], tokens=32, prefill_target=3, prefill_draft=1)
     >>> {name: round(factor, 2) for name, factor in p.factors.items()}  # doctest: +NORMALIZE_WHITESPACE
     {'theorem': 2.49, 'verification cost': 2.12, 'acceptance by position': 2.05, 'last rounds': 2.0, 'prefill': 1.75}
     """
-    length = int(whole(gamma))
-    alphas = repeat_alpha(alpha, length) if np.ndim(alpha) == 0 else rate(alpha)[:length]
+    length = int(whole_numbers(gamma))
+    alphas = repeat_alpha(alpha, length) if np.ndim(alpha) == 0 else acceptance_rates(alpha)[:length]
     if alphas.shape != (length,):
         raise SpecdecError(f"alpha has shape {np.shape(alpha)}, gamma is {length}: pass a number or one per position")
     mean = pooled_alpha(alphas)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from specdec_lib.acceptance import (
     acceptance_by_position,
-    acceptance_from_laws,
+    acceptance_from_distributions,
     acceptance_from_trace,
     block_efficiency_by_position,
     classical_rejection_rate,
@@ -30,39 +30,39 @@ def standard_errors(sample: np.ndarray, predicted: float) -> float:
     return abs(sample.mean() - predicted) / (sample.std(ddof=1) / math.sqrt(sample.size))
 
 
-def random_laws(seed: int, positions: int = 20, vocabulary: int = 5) -> tuple[np.ndarray, np.ndarray]:
+def random_distributions(seed: int, positions: int = 20, vocabulary: int = 5) -> tuple[np.ndarray, np.ndarray]:
     random = np.random.default_rng(seed)
     return random.dirichlet(np.ones(vocabulary), positions), random.dirichlet(np.ones(vocabulary), positions)
 
 
-def test_acceptance_from_laws_is_what_coins_give():
-    p, q = random_laws(0)
+def test_acceptance_from_distributions_is_what_coins_give():
+    p, q = random_distributions(0)
     random = np.random.default_rng(1)
     position = random.integers(len(p), size=40_000)
     drafts = (random.random(40_000)[:, None] > q.cumsum(-1)[position]).sum(1)
     for lenience in (1.0, 0.5):
         ratio = p[position, drafts] / (lenience * q[position, drafts])
         kept = random.random(40_000) < ratio
-        assert standard_errors(kept, acceptance_from_laws(p, q, lenience)) < 4
-    assert standard_errors(kept, acceptance_from_laws(p, q)) > 4  # lenience changes alpha
+        assert standard_errors(kept, acceptance_from_distributions(p, q, lenience)) < 4
+    assert standard_errors(kept, acceptance_from_distributions(p, q)) > 4  # lenience changes alpha
 
 
-def test_acceptance_from_laws_takes_torch_and_ends_at_lenience_zero():
+def test_acceptance_from_distributions_takes_torch_and_ends_at_lenience_zero():
     import torch
 
-    p, q = random_laws(2)
-    assert float(acceptance_from_laws(torch.tensor(p), torch.tensor(q), 0.5)) == pytest.approx(
-        acceptance_from_laws(p, q, 0.5)
+    p, q = random_distributions(2)
+    assert float(acceptance_from_distributions(torch.tensor(p), torch.tensor(q), 0.5)) == pytest.approx(
+        acceptance_from_distributions(p, q, 0.5)
     )
     p[:, 0] = 0
-    assert acceptance_from_laws(p, q, 0) == pytest.approx(1 - q[:, 0].mean())
-    assert acceptance_from_laws(p, q, 1e-12) == pytest.approx(acceptance_from_laws(p, q, 0))
+    assert acceptance_from_distributions(p, q, 0) == pytest.approx(1 - q[:, 0].mean())
+    assert acceptance_from_distributions(p, q, 1e-12) == pytest.approx(acceptance_from_distributions(p, q, 0))
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 10_000))
 def test_classical_rejection_keeps_less(seed):
-    p, q = random_laws(seed, positions=1)
+    p, q = random_distributions(seed, positions=1)
     rate = classical_rejection_rate(p, q)[0]
     bound = (p / q).max()
     assert rate == pytest.approx((q * p / (bound * q)).sum())

@@ -339,7 +339,7 @@ def test_a_pair_that_cannot_work(tiny_folder, tmp_path):
         sd.Pair(target, small)
     with pytest.raises(sd.SpecdecError, match="has no draft"):
         sd.generate(sd.Pair(target), PROMPT)
-    with pytest.raises(sd.SpecdecError, match="is no draft"):
+    with pytest.raises(sd.SpecdecError, match="is not a draft"):
         sd.generate(sd.Pair(target, draft=object()), PROMPT)
     with pytest.raises(sd.SpecdecError, match=r"has no config\.json"):
         sd.load_pair(tmp_path)

@@ -83,8 +83,8 @@ def test_kinds_of_pairs():
     ("law", "complaint"),
     [
         (fractions("1/2", "1/3"), "sum to 1, got 5/6"),
-        (fractions("3/2", "-1/2"), "non-negative"),
-        (np.array([0.5, np.nan]), "non-negative"),
+        (fractions("3/2", "-1/2"), "must not be negative"),
+        (np.array([0.5, np.nan]), "must not be negative"),
         (np.array([0.2, 0.3, 0.5]), r"shape \(2,\)"),
     ],
 )

@@ -346,7 +346,7 @@ def test_rows_of_different_length_grow_from_a_small_cache(chunk, model):
     for fed, kept in [((9, 1, 4), (7, 1, 4)), ((3, 6, 1), (3, 2, 1)), ((11, 8, 12), (11, 8, 12))]:
         n = max(fed)
         rows = [ids[i, start : start + n] for i, start in enumerate(lengths.tolist())]  # padding is written over
-        out = shown.scores(shown.hidden(torch.stack(rows), cache, starts=lengths))
+        out = shown.lm_head(shown.hidden(torch.stack(rows), cache, starts=lengths))
         for i, start in enumerate(lengths.tolist()):
             expected = logits_of(model, ids[i : i + 1, : start + fed[i]])[0, start:]
             torch.testing.assert_close(out[i, : fed[i]], expected, **EXACT)
@@ -410,16 +410,16 @@ def test_two_drafts_read_different_layers_of_one_target(model):
         cache = target.new_cache(1, 4)
         cache.capture_hidden(draft.watched, 32)
         target.hidden(ids, cache)
-        assert cache.watched == draft.watched
+        assert cache.captured_layers == draft.watched
         alone.append(draft.states(cache.features[:, :9]))
     for order in ([0, 1, 2], [2, 1, 0], [1, 0, 2]):
         cache = target.new_cache(1, 4)
         for k in order:
             cache.capture_hidden(drafts[k].watched, 32)
         target.hidden(ids, cache)
-        assert sorted(cache.watched) == [1, 2] and cache.features.shape[2] == 2
+        assert sorted(cache.captured_layers) == [1, 2] and cache.features.shape[2] == 2
         for draft, expected in zip(drafts, alone, strict=True):
-            torch.testing.assert_close(draft.states(cache.features[:, :9], cache.watched), expected)
+            torch.testing.assert_close(draft.states(cache.features[:, :9], cache.captured_layers), expected)
 
 
 @torch.inference_mode()
@@ -431,10 +431,10 @@ def test_no_forward_pass_waits_for_the_device(model):
     ids, starts = ids_of(2, 9), torch.tensor([4, 9])
     with Largest() as seen:
         target.logits(ids, cache, last=2)
-        target.scores(target.hidden(ids, cache, starts=starts))
+        target.lm_head(target.hidden(ids, cache, starts=starts))
         target.hidden(ids[:, :1], cache, layers=1)
         cache.reserve(200)
-        states = draft.states(cache.features[:, :9], cache.watched)
-        draft.scores(draft.step(states, ids, own))
-        draft.scores(draft.step(states[:, :1], ids[:, :1], own, starts))
+        states = draft.states(cache.features[:, :9], cache.captured_layers)
+        draft.lm_head(draft.step(states, ids, own))
+        draft.lm_head(draft.step(states[:, :1], ids[:, :1], own, starts))
     assert not seen.waits

@@ -13,7 +13,7 @@ from specdec_lib.decode import generate, generate_plain
 from specdec_lib.errors import SpecdecError
 from specdec_lib.generation_settings import (
     NEUTRAL,
-    Setting,
+    SettingProcessor,
     bound,
     listed,
     neutral,
@@ -126,10 +126,10 @@ def test_the_neutral_values_of_a_fresh_config_shape_nothing():
 
 
 def test_what_no_processor_can_do_is_refused_by_name():
-    with pytest.raises(SpecdecError, match="guidance_scale is no function of the text"):
+    with pytest.raises(SpecdecError, match="guidance_scale is not a function of the text"):
         processors_of(made("llama", guidance_scale=1.5))
     with pytest.raises(SpecdecError, match="repetition_penalty is not bound to a text"):
-        Setting("repetition_penalty", 1.1)(torch.tensor([[5]]), torch.zeros(1, 9))
+        SettingProcessor("repetition_penalty", 1.1)(torch.tensor([[5]]), torch.zeros(1, 9))
 
 
 def test_all_end_ids_of_the_generation_config_reach_the_fast_model():

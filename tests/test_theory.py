@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from specdec_lib import theory
 from specdec_lib.acceptance import (
-    acceptance_from_laws,
+    acceptance_from_distributions,
     acceptance_from_trace,
     block_efficiency_by_position,
     pooled_alpha,
@@ -357,7 +357,7 @@ def test_predict_adds_one_term_at_a_time():
         (lambda: extended_improvement_factor([0.5], 0.1, tokens=5, prefill_draft=-1), "prefill_draft is -1"),
         (lambda: batch_improvement_factor([0.5], 0.1), "one row per text"),
         (lambda: predict([0.5, 0.6], 3, 0.1), "gamma is 3"),
-        (lambda: acceptance_from_laws(np.ones(1), np.ones(1), 1.5), "lenience is 1.5"),
+        (lambda: acceptance_from_distributions(np.ones(1), np.ones(1), 1.5), "lenience is 1.5"),
         (lambda: acceptance_from_trace([1], [1]), "at least 2"),
         (lambda: acceptance_from_trace([1, 2], [1, 2]), "0 or 1"),
         (lambda: acceptance_from_trace([0, 0], [0, 0]), "no round tested"),

@@ -26,7 +26,7 @@ from specdec_lib.exact import (
 )
 from specdec_lib.studies.kill import P, Q
 from specdec_lib.verify import VERIFIERS, get_verifier
-from specdec_lib.verify.lossy import BONUSES, RESIDUALS, ensemble, lenience, lenience_greedy, threshold, typical
+from specdec_lib.verify.lossy import BONUSES, RESIDUALS, ensemble, lenience, lenience_greedy, typical, typical_threshold
 from specdec_lib.verify.multidraft import DRAWS, TreeVerifier, accepted, correction, recursive, top_k
 
 quick = partial(settings, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
@@ -275,7 +275,7 @@ def test_ensemble_needs_the_next_draft_law_for_its_bonus():
 def test_typical_acceptance_writes_the_drafts_typical_tokens(seed, vocabulary):
     p, q = laws(1, vocabulary, seed, True)[0], laws(1, vocabulary, seed + 1, True)[0]
     entropy = -sum(float(x) * math.log(x) for x in p if x > 0)
-    assert threshold(p, 0.09, 0.3) == pytest.approx(min(0.09, 0.3 * math.exp(-entropy)), rel=1e-12)
+    assert typical_threshold(p, 0.09, 0.3) == pytest.approx(min(0.09, 0.3 * math.exp(-entropy)), rel=1e-12)
     is_typical = np.array([int(x > min(0.09, 0.3 * math.exp(-entropy))) for x in p])
     expected = q * is_typical + one_hot(p.argmax(), p) * (q * (1 - is_typical)).sum()
     assert (one_token_law(typical(), p, q) == expected).all()

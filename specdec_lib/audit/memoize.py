@@ -43,13 +43,13 @@ class Fed:
         return self.ids
 
     @property
-    def watched(self) -> tuple[int, ...]:
+    def captured_layers(self) -> tuple[int, ...]:
         """The layers that the columns of `features` are."""
-        return self.model.watched
+        return self.model.captured_layers
 
     @property
     def features(self) -> torch.Tensor:
-        """The hidden states of the text's tokens, as a watched `Cache` has them."""
+        """The hidden states of the text's tokens, as a `Cache` after `capture_hidden` has them."""
         return torch.stack([self.model.states[tuple(self.ids[: end + 1])] for end in range(self.length)])[None]
 
 
@@ -64,7 +64,7 @@ class MemoizedModel(FastLlama):
 
     Attributes:
         passes: how often the model itself ran.
-        states: the hidden states of watched layers after each prefix, for a drafter that reads them.
+        states: the hidden states of captured layers after each prefix, for a drafter that reads them.
         early: the hidden states after so many layers alone at the end of a prefix, for an early exit.
     """
 
@@ -78,7 +78,7 @@ class MemoizedModel(FastLlama):
         self._known: dict[tuple[int, ...], torch.Tensor] = {}
         self.states: dict[tuple[int, ...], torch.Tensor] = {}
         self.early: dict[tuple[int, tuple[int, ...]], torch.Tensor] = {}
-        self.watched: tuple[int, ...] = ()
+        self.captured_layers: tuple[int, ...] = ()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["model"], name)
@@ -93,10 +93,10 @@ class MemoizedModel(FastLlama):
         return self.model.layers
 
     def capture_hidden(self, layers: Sequence[int]) -> None:
-        if not set(layers) <= set(self.watched):
+        if not set(layers) <= set(self.captured_layers):
             self._forget()
             self._session.capture_hidden(layers)  # type: ignore[attr-defined]
-            self.watched = self._session.cache.watched  # type: ignore[attr-defined]
+            self.captured_layers = self._session.cache.captured_layers  # type: ignore[attr-defined]
 
     @property
     def device(self) -> torch.device:
@@ -111,7 +111,7 @@ class MemoizedModel(FastLlama):
         """As `FastLlama.logits`, for a batch of 1."""
         text = cache.append(ids)
         prefixes = [tuple(text[:end]) for end in range(len(text) - last + 1, len(text) + 1)]
-        new = range(len(text) - ids.shape[1] + 1, len(text) + 1) if self.watched else range(0)
+        new = range(len(text) - ids.shape[1] + 1, len(text) + 1) if self.captured_layers else range(0)
         if any(p not in self._known for p in prefixes) or any(tuple(text[:end]) not in self.states for end in new):
             self._ask(text, prefixes)
         if last == 0:
@@ -136,8 +136,8 @@ class MemoizedModel(FastLlama):
             self.passes += 1
         return torch.stack([self.early[key] for key in keys])[None]
 
-    def scores(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.model.scores(hidden)
+    def lm_head(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.model.lm_head(hidden)
 
     def _ask(self, text: list[int], prefixes: list[tuple[int, ...]]) -> None:
         """Run the model over what its session does not hold of `text`; note logits after the `prefixes`, and states."""
@@ -150,7 +150,7 @@ class MemoizedModel(FastLlama):
         rows = self._session.feed(rest, last=len(prefixes))[0]
         self._held = list(text)
         self._known.update((prefix, row.clone()) for prefix, row in zip(prefixes, rows, strict=True))
-        if self.watched:
+        if self.captured_layers:
             states = self._session.cache.features[0]  # type: ignore[attr-defined]
             self.states.update((tuple(text[: end + 1]), states[end].clone()) for end in range(common, len(text)))
         self.passes += 1

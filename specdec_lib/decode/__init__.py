@@ -1,4 +1,4 @@
-"""Decoding: speculative, several tokens a target pass, and plain, one.  The loop itself is in `decode.loop`."""
+"""Decoding: speculative, several tokens a target pass, and plain, one token a pass.  The loop is in `decode.loop`."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def generate(
     Args:
         pair: target, draft, tokenizer.
         prompts: a text, a list of texts, chat messages, a list of those, ids (a list or an array), or a tensor of ids.
-        gamma: draft length, >= 1, or a policy of `decode.draft_length` that adapts it.  The last rounds draft less:
-            never more than can still be used.
+        gamma: draft length, >= 1, or a policy of `decode.draft_length` that adapts it.  The last rounds draft no
+            more than can be used.
         max_new_tokens, temperature, top_k, top_p, min_p, seed, eos, on_round: see `DecodeOptions`.
         verifier: a name in `specdec_lib.verify.VERIFIERS`, or a `Verifier`.
         drafts: how many drafts of the same length are drawn independently in each round and checked in one pass; see
@@ -75,12 +75,12 @@ def generate(
         `Generation`: `texts`, `tokens`, `trace`, `stats`.
 
     Raises:
-        SpecdecError: for input that cannot be used, before any decoding; while it decodes, for a drafter that breaks
-            its promise, logits that are no numbers, and processors that leave no token.
+        SpecdecError: before any decoding, for input that cannot be used; during decoding, for a drafter that breaks its
+            contract, logits that are not finite, and processors that leave no token.
 
     The model's own generation settings are not applied.  Those that shape the distribution, such as a repetition
     penalty, are named in one warning: `processors=sd.processors_of(pair)` applies them, `processors=[]` silences it.
-    Its temperature, truncations and beams are never taken over.
+    Its temperature, truncations and beams are never applied.
     """
     given: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k}
     given |= {"top_p": top_p, "min_p": min_p, "seed": seed, "eos": eos, "on_round": on_round}
@@ -102,7 +102,7 @@ def generate(
     if policy.confidence:
         drafter = drafter.with_confidence(policy.confidence)
     if rule.needs_bonus_draft_probs and drafter.confidence:
-        # of the token past the draft only the distribution may be used, and here it decided where the draft ends
+        # the rule uses the distribution after the draft, so a token drawn from it must not decide where the draft ends
         raise SpecdecError(f"{rule.name} needs drafts whose length does not depend on their tokens: use no confidence")
     return run(pair, prompts, asked, rule, drafter, policy, drafts)
 
@@ -138,15 +138,17 @@ def check_several(drafter: Drafter, asked: DecodeOptions, rule: Verifier) -> Non
     """Refuse what several drafts cannot be combined with."""
     name = type(drafter).__name__
     if asked.params.greedy:
-        raise SpecdecError("at temperature 0 all drafts are the same one: leave out drafts, or set temperature above 0")
+        raise SpecdecError("at temperature 0 all drafts are equal: leave out drafts, or set temperature above 0")
     if rule != VERIFIERS["token"]:
-        raise SpecdecError(f"several drafts have a rule of their own, not {rule.name!r}: leave out verifier or drafts")
+        raise SpecdecError(
+            f"several drafts are verified by a rule of their own, not by {rule.name!r}: leave out verifier or drafts"
+        )
     if asked.batch_size != 1:
         raise SpecdecError("several drafts of one text are a batch already: leave out batch_size or drafts")
     if drafter.one_text:
         raise SpecdecError(f"{name} drafts in the target's own session, one chain at a time: leave out drafts")
     if drafter.certain:
-        raise SpecdecError(f"{name} leaves nothing to chance, all its drafts are the same one: leave out drafts")
+        raise SpecdecError(f"{name} is deterministic, so all its drafts are equal: leave out drafts")
 
 
 def run(
@@ -158,7 +160,7 @@ def run(
     policy: DraftLengthPolicy | None = None,
     drafts: int = 1,
 ) -> Generation:
-    """Decode as `generate` and `generate_plain` have checked it; without a drafter plainly."""
+    """Decode with arguments that `generate` or `generate_plain` has checked; plainly if there is no drafter."""
     if asked.on_text is not None and pair.tokenizer is None:
         raise SpecdecError("on_text needs a tokenizer: set Pair(tokenizer=...), or use on_round")
     models = [pair.target, *(drafter.models if drafter is not None else [])]
@@ -195,7 +197,7 @@ def run(
 
 
 def requested(pair: Pair, asked: DecodeOptions) -> tuple[tuple[int, ...], Stopping]:
-    """The ids that end a text, and what else ends it, for this pair."""
+    """For this pair, the ids that end a text, and all rules that end it."""
     vocabulary = vocabulary_size(pair.target)
     ends = tuple(end_tokens(pair)) if asked.eos is None else tuple(asked.eos)
     if asked.eos is not None and (bad := [e for e in ends if e >= vocabulary]):
@@ -208,13 +210,13 @@ def requested(pair: Pair, asked: DecodeOptions) -> tuple[tuple[int, ...], Stoppi
 def own_processors(
     pair: Pair, asked: DecodeOptions, ids: list[int], length: int, ends: tuple[int, ...]
 ) -> tuple[Processor, ...]:
-    """The processors of one text: no end before it is long enough, then those that were asked for."""
+    """The processors of one text: no end token before `min_new_tokens`, then the processors of the call."""
     first = (NoEndBefore(len(ids) + asked.min_new_tokens, ends),) if asked.min_new_tokens and ends else ()
     return *first, *as_shown(pair.target, bound(asked.params.processors, span_of(pair, ids, length, ends)))
 
 
 def as_shown(target: Any, functions: Sequence[Any]) -> tuple[Any, ...]:
-    """Processors or criteria as they are; for an encoder-decoder shown the output alone, as transformers shows it."""
+    """Processors or criteria; of an encoder-decoder they see the start token and the output, as in transformers."""
     if not is_encoder_decoder(target):
         return tuple(functions)
     view = partial(DecoderView, marker=start_marker(target), start=start_token(target))
@@ -222,6 +224,7 @@ def as_shown(target: Any, functions: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def result(texts: list[Text], traces: list[list[Round]], stopping: Stopping, seconds: float) -> Generation:
+    """The `Generation` of finished texts."""
     tokens = [text.new for text in texts]
     parts = [
         summarise(trace, int(text.start > 1 and bool(trace)), text.read_seconds + sum(r.seconds for r in trace))

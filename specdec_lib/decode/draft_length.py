@@ -1,7 +1,7 @@
 """How many tokens to draft: a constant, or a policy that adapts to what was accepted.
 
-`generate(gamma=5)` drafts five; `generate(gamma=Heuristic())` and the like adapt.  A policy has no state: what is
-learnt lives in the `PolicyState` that a call starts, never in a model or its configuration.
+`generate(gamma=5)` drafts five; `generate(gamma=Heuristic())` and the like adapt.  A policy has no state: what it
+learns is in the `PolicyState` that each call starts, never in a model or its configuration.
 """
 
 from __future__ import annotations
@@ -20,15 +20,14 @@ from .results import Round
 
 
 class PolicyState:
-    """A policy at work in one call of `generate`: it is asked before each round, and told what came of it."""
+    """The state of a policy in one call of `generate`: `next` is called before each round, `update` after it."""
 
     def next(self, row: int, room: int | None = None) -> int:
         """How many tokens to draft in the next round of one text; 0 lets the target decode alone.
 
         Args:
-            row: which text, counted over the prompts of the call.
-            room: how many draft tokens the text can still use.  A larger answer is cut to it; None where it is not
-                known.
+            row: the index of the prompt.
+            room: how many draft tokens the text can still use; a larger answer is cut to it.  None if it is unknown.
         """
         raise NotImplementedError
 
@@ -57,7 +56,7 @@ class DraftLengthPolicy:
 
     @property
     def confidence(self) -> float:
-        """The probability below which a token ends its draft; 0 for policies that do not look at it."""
+        """The probability below which a token ends its draft; 0 for policies that do not use it."""
         return 0.0
 
     def start(self) -> PolicyState:
@@ -88,10 +87,10 @@ class _ConstantState(PolicyState):
 
 @dataclass(frozen=True)
 class Heuristic(DraftLengthPolicy):
-    """Two more after a draft that was kept whole, one less after a refusal; each text has a count of its own.
+    """Two tokens more after a draft that was accepted completely, one less after a rejection; separately for each text.
 
-    The policy of Hugging Face's assisted generation (Gante 2023).  There it lives on in the assistant's configuration;
-    here every call begins at `first`.
+    The policy of Hugging Face's assisted generation (Gante 2023).  There the length is kept in the assistant's
+    configuration from call to call; here every call begins at `first`.
 
     >>> state = Heuristic(first=5).start()
     >>> for accepted in (5, 3):
@@ -125,10 +124,10 @@ class _HeuristicState(PolicyState):
 
 @dataclass(frozen=True)
 class Confidence(DraftLengthPolicy):
-    """Draft until the draft is unsure: the token it gave less than `threshold` is the last one, and is verified too.
+    """Draft until the draft model is unsure: a token with a probability below `threshold` is the last, and is verified.
 
-    The probability is that at temperature 1, whatever is sampled.  The output distribution is kept: whether drafting
-    goes on depends only on tokens that are verified.
+    The probability is taken at temperature 1, at any sampling temperature.  The output distribution is kept, because
+    whether drafting continues depends only on tokens that are verified.
     """
 
     threshold: float = 0.4
@@ -148,22 +147,22 @@ class Confidence(DraftLengthPolicy):
 
 @dataclass(frozen=True)
 class Fastest(DraftLengthPolicy):
-    """The length that promises most tokens a second, from what this call has measured so far.
+    """The length with the most expected tokens a second, from what this call has measured so far.
 
     A round of `g` draft tokens is expected to emit `1 + s_1 + s_1 s_2 + ... + s_1 ... s_g` tokens, where `s_j` is the
-    chance that the `j`-th token is kept if those before it were; equal ones give `(1 - alpha^(g + 1)) / (1 - alpha)`
-    (Leviathan et al., equation 1), a drafter that copies long passages gives rising ones.  It takes
-    `t(1) + sum_j o_j (d + t(j + 1) - t(j))` seconds, where `o_j` is the chance that a draft becomes `j` tokens long
-    if so many are asked for, `d` the time of a draft token, and `t(n)` that of a target pass over `n` positions and
-    of the loop.  All four are running estimates.  Where no length pays, the target decodes alone, and every so often
-    one draft token tests whether that still holds.
+    probability that the `j`-th token is kept if those before it were.  If all `s_j` are alpha, this is
+    `(1 - alpha^(g + 1)) / (1 - alpha)` (Leviathan et al., equation 1); for a drafter that copies long passages they
+    rise.  The round takes `t(1) + sum_j o_j (d + t(j + 1) - t(j))` seconds, where `o_j` is the probability that a draft
+    reaches `j` tokens if that many are asked for, `d` the time of a draft token, and `t(n)` the time of a target pass
+    over `n` positions and of the loop.  All four are running estimates.  If no length pays, the target decodes alone,
+    and now and then one draft token tests whether this is still so.
 
-    Lengths follow the clock, so at a temperature above 0 the same seed may give another text, from the same
+    Lengths depend on the clock, so at a temperature above 0 the same seed may give another text, from the same
     distribution.
 
     Attributes:
         first: length of the first rounds.
-        longest: most tokens of a draft.
+        longest: the most tokens of a draft.
     """
 
     first: int = 4
@@ -180,7 +179,7 @@ class Fastest(DraftLengthPolicy):
 
 
 class _FastestState(PolicyState):
-    RECENT = 31  # timings that are looked at
+    RECENT = 31  # timings that are kept
     PATIENCE = 12  # rounds without a draft before one is tried again
 
     def __init__(self, first: int, longest: int):
@@ -194,21 +193,23 @@ class _FastestState(PolicyState):
 
     def next(self, row: int, room: int | None = None) -> int:
         length = self.length()
-        self.asked[row] = length if room is None else min(length, room)  # a text's end says nothing about the draft
+        self.asked[row] = (
+            length if room is None else min(length, room)
+        )  # a draft cut by the end of its text tells nothing
         return self.asked[row]
 
     def length(self) -> int:
         if not self.drafts or not any(self.passes.values()):
             return self.first
         seconds, tokens = map(sum, zip(*self.drafts, strict=True))
-        draft_seconds = seconds / tokens  # of copies and drafts of a model alike, so no median
+        draft_seconds = seconds / tokens  # a mean, since copied and modelled drafts differ much
         best = best_length(self.kept.estimates(), self.offered.estimates(), draft_seconds, pass_seconds(self.passes))
         return best if best or self.alone < self.PATIENCE else 1
 
     def update(self, done: Round) -> None:
         asked = self.asked.get(done.row, len(done.drafted))
         self.offered.see(len(done.drafted), asked)
-        # a draft that ends by itself is no better than one that is refused there, a text that ends says nothing
+        # a draft that ends early counts as rejected there; the end of a text tells nothing
         self.kept.see(done.kept, min(done.kept + (not done.trimmed), asked))
         n = len(done.drafted) + 1
         if n not in self.passes:  # a pass of a length not seen before also prepares it
@@ -222,13 +223,13 @@ class _FastestState(PolicyState):
 
 
 class Shares:
-    """How often each position of a draft succeeds, from rounds that weigh less the longer ago they were.
+    """The share of successes at each position of a draft; older rounds have less weight.
 
-    What is known of a position pulls at the next one: many are never tried.
+    The estimate at a position is the prior of the next position, since late positions are seldom tried.
 
     Args:
-        length: positions.
-        first: what is expected of the first position before anything was seen.
+        length: the number of positions.
+        first: the prior of the first position.
 
     >>> shares = Shares(3, first=0.5)
     >>> shares.see(successes=1, tries=2)
@@ -236,15 +237,15 @@ class Shares:
     [0.556, 0.494, 0.494]
     """
 
-    MEMORY = 0.99  # what a round still weighs one round later: an average over a hundred
-    WEIGHT = 8  # of the position before, in rounds
+    MEMORY = 0.99  # factor of a round's weight for each later round: an average over about a hundred rounds
+    WEIGHT = 8  # weight of the prior, in rounds
 
     def __init__(self, length: int, first: float):
         self.first = first
         self.successes, self.tries = [0.0] * length, [0.0] * length
 
     def see(self, successes: int, tries: int) -> None:
-        """Of a draft's positions the first `tries` were tried, and the first `successes` of them succeeded."""
+        """Count a draft: its first `tries` positions were tried, and the first `successes` of them succeeded."""
         for j in range(len(self.tries)):
             self.successes[j] = self.MEMORY * self.successes[j] + (j < successes)
             self.tries[j] = self.MEMORY * self.tries[j] + (j < tries)
@@ -260,7 +261,7 @@ class Shares:
 def best_length(
     kept: Sequence[float], offered: Sequence[float], draft_seconds: float, pass_seconds: Callable[[int], float]
 ) -> int:
-    """The `g` in 0..longest with the most expected tokens a second, the smallest among equals; see `Fastest`.
+    """The `g` in 0..longest with the most expected tokens a second, the smallest of equal ones; see `Fastest`.
 
     Args:
         kept: `s_j` for `j` = 1..longest.
@@ -285,7 +286,7 @@ def best_length(
 
 
 def pass_seconds(timed: Mapping[int, Sequence[float]]) -> Callable[[int], float]:
-    """`t(n)` from timings of passes over `n` positions: a line through them, and nearer to its own where `n` has any.
+    """`t(n)` from timings of passes over `n` positions: a fitted line, averaged with the timings at `n` if any.
 
     >>> seconds = pass_seconds({1: [1.0] * 4, 3: [1.2] * 4})
     >>> round(seconds(1), 9), round(seconds(5), 9)
@@ -309,7 +310,7 @@ def pass_seconds(timed: Mapping[int, Sequence[float]]) -> Callable[[int], float]
 
 
 def check_gamma(value: Any, name: str = "gamma") -> int:
-    """A draft length as an int; refuses what is no whole number of at least 1."""
+    """A draft length as an int; refuses anything but a whole number of at least 1."""
     return whole(name, value, 1, "use generate_plain to decode without drafts")
 
 

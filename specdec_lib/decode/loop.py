@@ -1,7 +1,7 @@
 """The loop: plain and speculative decoding, of one text and of several together, with one draft each or several.
 
-A round drafts, scores, verifies, brings the outcome home, and keeps what was accepted.  Between rounds the target
-holds each text but its last token, which is fed with the next draft.
+A round drafts, scores, verifies, copies the outcome to the host, and keeps what was accepted.  Between rounds the
+target's cache holds each text without its last token, which is fed with the next draft.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .results import Round
 from .stopping import EndCheck
 from .verification import bring_home, verify_chain, verify_several
 
-ROOM = 256  # new tokens that the target's cache has room for at first; it grows when they are written
+ROOM = 256  # the target's cache has room for this many new tokens at first, and grows when needed
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class Plan:
     """What is the same for all texts of a call.
 
     Attributes:
-        drafter: None decodes plainly.
-        lengths: says how many tokens to draft.
+        drafter: None for plain decoding.
+        lengths: gives the draft length.
         drafts: how many drafts of a text are made in a round.
     """
 
@@ -46,7 +46,7 @@ class Plan:
     drafts: int = 1
 
     def gamma(self, text: Text) -> int:
-        """How many tokens to draft: a round emits one token more than it accepts, and some rules want one more."""
+        """How many tokens to draft: a round emits one more than it accepts, and some rules need one more drafted."""
         if self.drafter is None:
             return 0
         room = text.remaining - 1
@@ -55,18 +55,18 @@ class Plan:
 
 @dataclass
 class Text:
-    """One text on its way.
+    """One text while it is decoded.
 
     Attributes:
-        index: of the prompt.
-        tokens: the text so far, new from position `start` on.
+        index: the index of the prompt.
+        tokens: the text so far; new tokens begin at position `start`.
         remaining: how many tokens may still come.
         params: how it is sampled, processors included.
         random: its own generator.
-        ending: is told each new token, and says whether the text ends with it.
-        at_end: why the text ends when nothing remains.
+        ending: checks each new token for the end of the text.
+        at_end: the reason to report when no tokens remain.
         ended: why it ended; empty while it goes on.
-        read_seconds: time that reading the prompt took.
+        read_seconds: prefill time.
     """
 
     index: int
@@ -122,14 +122,14 @@ def decode_texts(plan: Plan, texts: list[Text]) -> Iterator[Round]:
             verify(plan, text, drafts[i * k : i * k + k], logits[i * k : i * k + k]) for i, text in enumerate(texts)
         ]
 
-        # 4. the one time in a round that the host waits for the device
+        # 4. copy the outcome to the host: here the host waits for the device, once a round
         found = bring_home(verdicts, plan.drafter, plan.target)
 
-        # 5. keep: the text grows, the target forgets what was refused
+        # 5. keep: append the accepted tokens, roll back the rejected ones
         share, done = len(texts), []
         for text, verdict in zip(texts, found, strict=True):
             done.append(write(plan, text, verdict))
-        if any(verdict.parted for verdict in found):  # the rows of a text go on from the draft that was followed
+        if any(verdict.parted for verdict in found):  # the rows of a text go on from the followed draft
             session.select_rows([i * k + verdict.followed for i, verdict in enumerate(found) for _ in range(k)])
         held = [len(row.tokens) - 1 for row in rows]
         session.rollback([min(n, has) for n, has in zip(held, session.lengths, strict=True)])
@@ -143,7 +143,7 @@ def decode_texts(plan: Plan, texts: list[Text]) -> Iterator[Round]:
             plan.lengths.update(finished)
             yield finished
 
-        # texts that ended leave
+        # remove finished texts
         going = [i for i, text in enumerate(texts) if text.remaining]
         texts = [texts[i] for i in going]
         if texts and len(texts) < share:
@@ -153,7 +153,7 @@ def decode_texts(plan: Plan, texts: list[Text]) -> Iterator[Round]:
 
 
 def open_both(plan: Plan, texts: list[Text]) -> tuple[Session, DraftBatch]:
-    """The target's session, which has read all of each prompt but its last token, and the drafter's."""
+    """The target's session, which has read each prompt without its last token, and the drafter's batch."""
     k = plan.drafts
     capacity = max(len(text.tokens) + min(text.remaining, ROOM) for text in texts)
     session = open_session(plan.target, len(texts), capacity)
@@ -171,7 +171,7 @@ def open_both(plan: Plan, texts: list[Text]) -> tuple[Session, DraftBatch]:
 
 
 def blocks_of(plan: Plan, rows: list[Text], drafts: list[Draft], device: torch.device) -> list[Any]:
-    """What the target reads of each row: the text's last token, and what is to be verified."""
+    """The input of the target for each row: the text's last token, and the tokens to verify."""
     tokens = [draft.tokens[: len(draft) - plan.rule.needs_bonus_draft_probs] if len(draft) else [] for draft in drafts]
     if not any(isinstance(each, torch.Tensor) for each in tokens):
         return [[row.tokens[-1], *each] for row, each in zip(rows, tokens, strict=True)]
@@ -183,7 +183,7 @@ def blocks_of(plan: Plan, rows: list[Text], drafts: list[Draft], device: torch.d
 
 
 def write(plan: Plan, text: Text, verdict: Any) -> dict[str, Any]:
-    """Let the text have the accepted tokens and the one after them, as far as it goes; the fields of its `Round`."""
+    """Append the accepted tokens and the one after them, up to the text's end; returns the fields of its `Round`."""
     emitted: list[int] = []
     for token in [*verdict.drafted[: verdict.accepted], verdict.last]:
         emitted.append(token)

@@ -1,4 +1,4 @@
-"""What a call may ask for, checked in one place."""
+"""The options of a call, checked in one place."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ class DecodeOptions:
     """The options of `generate` and `generate_plain`.
 
     Attributes:
-        max_new_tokens: >= 0; exactly so many unless something ends the text before.  None goes on to the end of the
-            target's context.
+        max_new_tokens: >= 0; exactly this many unless the text ends before.  None decodes to the end of the target's
+            context.
         temperature, top_k, top_p, min_p: see `SamplingParams`; the same for target and draft.
-        seed: of a generator of its own; text `i` draws from stream `(seed, i)`, so that it does not depend on its
-            neighbours.  The same seed gives the same text; plain decoding with it draws another one.
-        eos: ids that end a text; None takes the model's, `[]` runs to `max_new_tokens`.
+        seed: random seed.  Text `i` draws from its own stream `(seed, i)`, so it does not depend on the other texts.
+            The same seed gives the same text; plain decoding with that seed gives another text.
+        eos: ids that end a text; None uses the model's, `[]` decodes to `max_new_tokens`.
         on_round: called after each round, for example to show it.
-        min_new_tokens: end-of-sequence ids have probability 0 before so many new tokens.  Stop strings and criteria
-            end a text earlier all the same, as in transformers.
+        min_new_tokens: end-of-sequence ids have probability 0 before this many new tokens.  Stop strings and criteria
+            may still end a text earlier, as in transformers.
         stop: strings that end a text.  Searched in the new text after each token, also across tokens; `texts` stop
             before the string, `tokens` with the token that completes it.
-        criteria: transformers' `StoppingCriteria`, one or a list, or functions like them; asked after each new token.
+        criteria: transformers' `StoppingCriteria`, one or a list, or functions like them; called after each new token.
         processors: transformers' logits processors, one or a list, or functions like them; see `processing`.  They
-            change the target's distribution, and a draft model's with it.  For an encoder-decoder they and the criteria
+            change the target's distribution and a draft model's.  For an encoder-decoder they and the criteria
             see what transformers shows them: the decoder's start token and the output, not the source.
-        logprobs: keep `Generation.logprobs` and `Generation.scores`.
-        on_text: called with `(row, text)` as text becomes final; what it got, joined, is the row's text.
-        batch_size: how many prompts are decoded together.  Each accepts, rolls back and ends on its own; float
-            rounding apart, its text is that of batch size 1.
+        logprobs: record `Generation.logprobs` and `Generation.scores`.
+        on_text: called with `(row, text)` when text becomes final; the pieces joined are the row's text.
+        batch_size: how many prompts are decoded together.  Each accepts, rolls back and ends on its own; up to float
+            rounding, its text is that of batch size 1.
     """
 
     max_new_tokens: int | None = 128
@@ -82,7 +82,7 @@ class DecodeOptions:
 
     @classmethod
     def of(cls, door: str, given: dict[str, Any]) -> DecodeOptions:
-        """From keyword arguments of the function `door`; a `TypeError` names one that does not exist."""
+        """From keyword arguments of the function named `door`; a `TypeError` names an unknown one."""
         names = [f.name for f in fields(cls)]
         if unknown := [name for name in given if name not in names]:
             raise TypeError(f"{door}() has no option {unknown[0]!r}: it takes {', '.join(names)}")
@@ -90,7 +90,7 @@ class DecodeOptions:
 
     @classmethod
     def shown(cls, door: Door) -> Door:
-        """Let the signature of a function show the options that it takes as `**options`."""
+        """Show the options that a function takes as `**options` in its signature."""
         own = signature(door)
         named = [p for p in own.parameters.values() if p.kind is not Parameter.VAR_KEYWORD]
         mine = [p for p in signature(cls).parameters.values() if p.name not in own.parameters]

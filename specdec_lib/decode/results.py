@@ -13,20 +13,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Round:
-    """One target pass over one text, and what came of it.
+    """One target pass over one text, with its draft and its result.
 
     Attributes:
         row: index of the prompt.
-        drafted: the proposed tokens; of several drafts, those of the one that was followed.
+        drafted: the draft tokens; with several drafts, those of the draft that was followed.
         accepted: how many of them the verifier kept, 0 to `len(drafted)`.
-        emitted: the tokens that joined the text: the accepted ones and one more, less what was trimmed at the end.
-        q: the draft's probability of each drafted token (1 where the draft was certain).
+        emitted: the tokens that joined the text: the accepted ones and one more, without those trimmed at the end.
+        q: the draft's probability of each drafted token (1 if the draft was deterministic).
         p: the target's probability of each drafted token (0 or 1 at temperature 0).
         draft_passes: how often a draft model ran; for several drafts, once for each of them.
         draft_seconds, target_seconds, seconds: time in the drafter, in the target's pass, and of the whole round;
-            an equal share of it where several rows were decoded together.
+            an equal share if several rows were decoded together.
         logprobs, scores: see `Generation`; empty unless asked for.
-        drafts: all drafts of the round, in the order in which they were tried; empty where there was one only.
+        drafts: all drafts of the round, in the order in which they were tried; empty if there was only one.
     """
 
     row: int
@@ -45,27 +45,27 @@ class Round:
 
     @property
     def trimmed(self) -> int:
-        """How many tokens of the round lay past the end of the text and were dropped."""
+        """How many tokens of the round were after the end of the text and were dropped."""
         return self.accepted + 1 - len(self.emitted)
 
     @property
     def kept(self) -> int:
         """How many draft tokens joined the text.
 
-        One more than were accepted where the token that follows is the draft's own: `ensemble(w, "none")` keeps the
-        last draft token by writing it there.
+        One more than `accepted` if the token that follows is the next draft token: `ensemble(w, "none")` keeps the last
+        draft token in this way.
         """
         n = min(self.accepted, len(self.emitted))
         return n + (self.drafted[n : n + 1] == self.emitted[n : n + 1] != [])
 
     @property
     def rejected(self) -> int:
-        """1 if the round ended with a draft token refused (of several drafts, all that were tried there), else 0."""
+        """1 if the round ended with a rejected draft token (with several drafts, all tried tokens), else 0."""
         return int(self.kept < len(self.drafted) and not self.trimmed)
 
     @property
     def rescued(self) -> int:
-        """How many kept tokens were not the first to be tried at their place: another draft's was refused before."""
+        """How many kept tokens were not the first one tried at their position: another draft's was rejected before."""
         count = 0
         for n in range(self.kept if self.drafts else 0):
             tried = (draft[n] for draft in self.drafts if len(draft) > n and draft[:n] == self.drafted[:n])
@@ -75,25 +75,25 @@ class Round:
 
 @dataclass(frozen=True)
 class Stats:
-    """The accounting of a run, summed over its rounds.
+    """Counts and times of a run, summed over its rounds.
 
     Identities, asserted in the tests: `sum(histogram) = rounds`; `emitted = accepted + rounds - trimmed`;
     `drafted = ` the sum of the drafts' lengths.
 
     Attributes:
-        rounds: target passes that ended in a draw, one a round; `target_passes` is the same number.  A pass over
-            several texts counts once for each of them, one over several drafts of a text once.
+        rounds: target passes that emitted tokens, one a round; `target_passes` is the same number.  A pass over several
+            texts counts once for each text; a pass over several drafts of a text counts once.
         emitted: new tokens.
-        drafted: proposed tokens, of all drafts.
-        accepted: proposed tokens that the verifier kept.
-        kept: those of them that joined the text (fewer where an end-of-sequence token cut a round).
-        rejected: rounds that ended with a token refused; what follows a refused token was never tested.
-        rescued: kept tokens in whose place another draft's token had been refused; 0 with one draft.
-        trimmed: tokens dropped because they lay past the end.
+        drafted: draft tokens, of all drafts.
+        accepted: draft tokens that the verifier kept.
+        kept: draft tokens that joined the text (fewer if an end-of-sequence token cut a round).
+        rejected: rounds that ended with a rejected token; tokens after a rejected one were never tested.
+        rescued: kept tokens at whose position another draft's token was rejected before; 0 with one draft.
+        trimmed: tokens that were dropped because they came after the end of the text.
         draft_passes: passes of a draft model.
         prefill_passes: target passes over prompts, which emit nothing.
         histogram: `histogram[n]` rounds accepted `n` tokens.
-        draft_seconds, target_seconds, seconds: time in the drafter, in the target, in all (prefill included).
+        draft_seconds, target_seconds, seconds: time in the drafter, in the target, and in total (prefill included).
     """
 
     rounds: int
@@ -119,16 +119,16 @@ class Stats:
     def acceptance_rate(self) -> float:
         """Estimate of the paper's alpha: kept / (kept + rejected), over draft tokens that were tested.
 
-        With several drafts, of the first token tried at each place: (kept - rescued) / (kept + rejected).  What is
-        tried after it is tested against another law than the target's, and counts in `block_efficiency` only.
-        NaN where nothing was tested.
+        With several drafts it counts the first token tried at each position: (kept - rescued) / (kept + rejected).  The
+        next candidates are tested against a residual, not the target's distribution, and count in `block_efficiency`
+        only.  NaN if nothing was tested.
         """
         tested = self.kept + self.rejected
         return (self.kept - self.rescued) / tested if tested else float("nan")
 
     @property
     def accepted_per_drafted(self) -> float:
-        """Accepted / drafted, the number that many tools call acceptance rate; it falls with gamma, alpha does not."""
+        """Accepted / drafted, which many tools call acceptance rate; unlike alpha it falls when gamma grows."""
         return self.accepted / self.drafted if self.drafted else float("nan")
 
     @property
@@ -146,13 +146,13 @@ class Generation:
     """The result of `generate` or `generate_plain`.
 
     Attributes:
-        texts: the new text of each prompt, without the stop string that ended it (empty strings where the pair has no
+        texts: the new text of each prompt, without the stop string that ended it (empty strings if the pair has no
             tokenizer).
         tokens: the new ids of each prompt, an end-of-sequence token included, a stop string's tokens too.
         trace: every round of every prompt, in order.
         stats: the sums.
         rows: the sums of each prompt; its `seconds` are those of its prefill and its rounds.
-        ended: why each text ended: "end token", "stop string", "criterion", "length", or "context" where the
+        ended: why each text ended: "end token", "stop string", "criterion", "length", or "context" if the
             target's context is full.
     """
 
@@ -165,14 +165,14 @@ class Generation:
 
     @property
     def logprobs(self) -> list[list[float]]:
-        """Per prompt and new token: log-probability in the target's own law (temperature 1, nothing processed)."""
+        """Per prompt and new token: log-probability in the target's own distribution (temperature 1, no processors)."""
         return self._of_each_token("logprobs")
 
     @property
     def scores(self) -> list[list[float]]:
-        """Per prompt and new token: log-probability in the law after processors, temperature and truncation.
+        """Per prompt and new token: log-probability in the distribution after processors, temperature and truncation.
 
-        At temperature 0, where that law is a point mass, the temperature is taken as 1.
+        At temperature 0 that distribution is a point mass, so temperature 1 is used.
         """
         return self._of_each_token("scores")
 

@@ -1,7 +1,7 @@
-"""When a text ends, and what of it can be shown before it does.
+"""When a text ends, and which part of it can be shown before that.
 
-All rules are asked after every single token, also within an accepted block, so a text is cut where decoding one
-token at a time would cut it.
+All rules are checked after every token, also within an accepted block, so a text ends where decoding one token at a
+time would end it.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class Stopping:
     Attributes:
         ends: end-of-sequence ids.
         strings: the text ends with the token that completes one of them, and is shown up to it.
-        criteria: transformers' `StoppingCriteria` or functions like them: `(ids [1, n], scores None) -> bool`, asked
+        criteria: transformers' `StoppingCriteria` or functions like them: `(ids [1, n], scores None) -> bool`, called
             once for each new token, in order.
         decode: from new tokens to text; needed for `strings`.
-        device: where criteria get their ids.
+        device: the device of the ids that criteria get.
     """
 
     ends: frozenset[int]
@@ -39,7 +39,7 @@ class Stopping:
     def of(
         cls, tokenizer: Any, ends: Iterable[int], stop: Any = None, criteria: Any = None, device: Any = "cpu"
     ) -> Stopping:
-        """Checked: `stop` is a string or a list of them, `criteria` one criterion or a list."""
+        """From arguments of a call, checked: `stop` is a string or a list, `criteria` one criterion or a list."""
         strings = as_tuple(stop)
         if bad := [s for s in strings if not isinstance(s, str) or not s]:
             raise SpecdecError(f"a stop string must be a text of at least one character, got {bad[0]!r}")
@@ -60,7 +60,7 @@ class Stopping:
         return cls(frozenset(ends), strings, rules, decode, device)
 
     def begin(self, prompt: Sequence[int]) -> EndCheck:
-        """What asks these rules about one text, token after token."""
+        """The `EndCheck` of one text."""
         return EndCheck(self, prompt)
 
     def text(self, tokens: list[int]) -> str:
@@ -73,7 +73,7 @@ class Stopping:
 
 
 class EndCheck:
-    """Why and where one text ends: asked once for each new token, at a cost that does not grow with the text.
+    """Checks one text after each new token, at a cost that does not grow with the text.
 
     >>> names = ["a", "b", "c"]
     >>> decode = Detokenizer(lambda ids: "".join(names[i] for i in ids))
@@ -86,21 +86,21 @@ class EndCheck:
     def __init__(self, stopping: Stopping, prompt: Sequence[int]):
         self.stopping = stopping
         self._text = GrowingText(stopping.decode)
-        self._recent = ""  # the end of the final text, as much as a stop string may begin in
+        self._recent = ""  # the end of the final text, in which a stop string may begin
         self._reach = max(map(len, stopping.strings), default=1) - 1
         self._length = len(prompt)
         if stopping.criteria:
             self._ids = torch.tensor([prompt], dtype=torch.long, device=stopping.device)
 
     def reason(self, token: int) -> str | None:
-        """Why the text ends after `token`, which joins it; None if it goes on."""
+        """Append `token`; returns why the text ends with it, or None if it goes on."""
         rules = self.stopping
         found = "end token" if token in rules.ends else None
         if rules.strings and self._completes_a_string(token):
             found = found or "stop string"
         if rules.criteria:
             ids = self._ids_with(token)
-            # every criterion is asked at every token, as transformers does: some of them count
+            # call every criterion at every token, as transformers does: some count their calls
             answers = [bool(torch.as_tensor(c(ids, None)).all()) for c in rules.criteria]
             if any(answers):
                 found = found or "criterion"
@@ -113,7 +113,7 @@ class EndCheck:
         return any(s in text for s in self.stopping.strings)
 
     def _ids_with(self, token: int) -> torch.Tensor:
-        """The text's ids `[1, n]` with `token` at their end, in memory that is moved only when it has to double."""
+        """The text's ids `[1, n]` with `token` appended; the memory doubles when it is full."""
         if self._length == self._ids.shape[1]:
             self._ids = torch.cat([self._ids, self._ids.new_zeros(1, max(self._length, 64))], 1)
         self._ids[0, self._length] = token
@@ -133,10 +133,10 @@ def as_tuple(given: Any) -> tuple:
 
 
 class TextStream:
-    """The text of one row while it is written, in pieces whose join is the final text.
+    """The text of one row while it is written, in pieces; joined they are the final text.
 
-    A piece is held back while a later token could still change it: what `GrowingText` calls open, and the beginning of
-    a stop string.
+    Text is held back while a later token could still change it: the open text of `GrowingText`, and the beginning of a
+    stop string.
 
     >>> names = ["a", "b", "c", "d"]
     >>> decode = Detokenizer(lambda ids: "".join(names[i] for i in ids))
@@ -151,7 +151,7 @@ class TextStream:
         self._held = ""  # final text that is not shown yet
 
     def piece(self, tokens: Sequence[int], last: bool = False) -> str:
-        """What can be shown once `tokens` have joined the text; all that is left if they are the `last`."""
+        """Append `tokens`; returns the text that can be shown, all of it if they are the `last` tokens."""
         self._held += self._text.add(tokens)
         if last:
             return self.stopping.until_string(self._held + self._text.open)

@@ -1,8 +1,8 @@
-"""From a draft and the target's logits to a verdict: how many tokens are kept, and the one that follows.
+"""From a draft and the target's logits to a verdict: how many tokens are kept, and the token that follows.
 
-The verifier's two functions run on the device, and so do the draws.  `bring_home` fetches all verdicts of a round at
-once: the one time that the host waits.  Several drafts of a text are verified level by level, where the host has to
-know which ones go on.
+The verifier's two functions and the draws run on the device.  `bring_home` copies all verdicts of a round to the host
+at once, and only there the host waits.  Several drafts of a text are verified level by level; there the host must know
+which drafts go on.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ if TYPE_CHECKING:
 
 @dataclass
 class Verdict:
-    """What a round decided for one text.
+    """The outcome of verification for one text.
 
     Attributes:
-        drafted: the draft that was followed.
-        accepted: how many of its tokens are kept.
+        drafted: the tokens of the draft that was followed.
+        accepted: how many of them are kept.
         last: the token after them.
-        p, q: what target and draft gave each drafted token.
-        passes: of a draft model.
-        logprobs, scores: of the accepted tokens and the last one, where they were asked for.
-        drafts: all drafts of the text, where there are several.
-        followed: which of them was followed.
+        p, q: the probability of each drafted token under target and draft.
+        passes: passes of a draft model.
+        logprobs, scores: of the accepted tokens and the last one, if asked for.
+        drafts: all drafts of the text, if there are several.
+        followed: the index of the draft that was followed.
     """
 
     drafted: list[int]
@@ -60,7 +60,7 @@ class Verdict:
 
     @property
     def parted(self) -> bool:
-        """Whether another draft of the text has other tokens than those that are kept."""
+        """Whether another draft of the text differs from the kept tokens."""
         return any(draft[: self.accepted] != self.drafted[: self.accepted] for draft in self.drafts)
 
 
@@ -70,8 +70,8 @@ class Pending:
 
     Attributes:
         numbers: name -> float64 `[m]`.
-        finish: makes the verdict of the same numbers as lists.
-        start: how many tokens the text has.
+        finish: makes the verdict from the same numbers as lists.
+        start: the length of the text.
     """
 
     numbers: dict[str, torch.Tensor]
@@ -89,21 +89,21 @@ def verify_chain(plan: Plan, text: Text, drafts: Sequence[Draft], logits: Sequen
     g = len(raw) - 1
     if rule.needs_bonus_draft_probs and not len(draft):
         raise SpecdecError(
-            f"{rule.name} mixes the draft's distribution into every token, and the draft had none to give: "
+            f"{rule.name} mixes the draft's distribution into every token, but the draft gave none: "
             "use a draft model whose context is as long as the text"
         )
     ids = draft.on(raw.device)[:g]
     scores = processed(rule, params, text.tokens, ids, raw)
 
-    # the rule: p and q, the number of accepted tokens, the token after them
+    # apply the rule: p and q, the number of accepted tokens, the token after them
     p = target_probs(rule, params, scores)
     q = draft.probs_like(p)
     x: Any = ids if rule.on_device else draft.bring_home()[:g]
-    counts = rule.accepted(p, q, x)  # also of no draft: a rule may keep a record of the rounds
-    n = choose(rule, counts, text.random) if g else 0
-    if not rule.on_device or raw.device.type == "cpu":  # a number that costs no wait saves sums over the vocabulary
+    counts = rule.accepted(p, q, x)  # also of an empty draft: a rule may keep a record of the rounds
+    n = draw_index(rule, counts, text.random) if g else 0
+    if not rule.on_device or raw.device.type == "cpu":  # no wait here, and it saves sums over the vocabulary
         n = int(n)
-    last = choose(rule, rule.correction(p, q, x, n), text.random)
+    last = draw_index(rule, rule.correction(p, q, x, n), text.random)
 
     numbers = {"n": as_row(n, raw), "last": as_row(last, raw), "highest": scores.amax(-1).double()}
     if isinstance(draft.tokens, torch.Tensor):
@@ -119,7 +119,7 @@ def verify_chain(plan: Plan, text: Text, drafts: Sequence[Draft], logits: Sequen
 
     def finish(found: dict[str, list[float]]) -> Verdict:
         if "drafted" in found:
-            draft.tokens = [int(token) for token in found["drafted"]]  # the drafter finds them when it goes on
+            draft.tokens = [int(token) for token in found["drafted"]]  # the drafter reads them in the next round
         tokens = draft.bring_home()[:g]
         kept = int(found["n"][0])
         p_x = found.get("p", [float(i < kept) for i in range(g)])
@@ -133,10 +133,10 @@ def verify_chain(plan: Plan, text: Text, drafts: Sequence[Draft], logits: Sequen
 def verify_several(plan: Plan, text: Text, drafts: Sequence[Draft], logits: Sequence[torch.Tensor]) -> Pending:
     """Verify several drafts of a text that were drawn independently of each other: recursive rejection.
 
-    From level to level, the next tokens of the drafts that go on are candidates from the same distribution, tried in
-    order (`verify.multidraft`).  A kept token keeps all drafts that have it there; where none is kept, what is left of
-    the target's distribution gives the last token.  So no draft is tested against what another one was kept for, and
-    the output distribution is the target's.  With one draft this is the token rule.
+    At each level, the next tokens of the drafts that agree with the kept tokens are candidates from one distribution,
+    tried in order (`verify.multidraft`).  If a token is kept, all drafts with that token go on; if none is kept, the
+    last token is drawn from the residual of the target's distribution.  The output distribution is the target's.  With
+    one draft this is the token rule.
 
     SpecInfer's multi-step sampling (arXiv 2305.09781).  The host waits at each level.
     """
@@ -171,17 +171,17 @@ def verify_several(plan: Plan, text: Text, drafts: Sequence[Draft], logits: Sequ
 def follow(
     p: Sequence[Array], q: Sequence[Array], drafts: Sequence[Sequence[int]], random: Random
 ) -> tuple[int, int, Any]:
-    """Which draft is followed, how many of its tokens are kept, and the token after them.
+    """The index of the followed draft, how many of its tokens are kept, and the token after them.
 
-    Of the drafts that have all kept tokens, the longest is the one that was followed, the first of equals.
+    The followed draft is the longest of those that begin with all kept tokens, and the first of equally long ones.
 
     Args:
         p: for each draft the target's distributions `[g + 1, V]`; equal where drafts begin with the same tokens.
         q: for each draft the distributions `[g, V]` that its tokens were drawn from.
-        drafts: their tokens; how many may depend on the tokens themselves.
-        random: two drafts of one token take two numbers, one for what is kept and one for the last token.
+        drafts: their tokens; a draft's length may depend on its tokens.
+        random: two drafts of one token take two numbers, one for the kept token and one for the last token.
 
-    Both drafts say 0, which the target never writes, so what is left of it is drawn:
+    Both drafts propose 0, which the target never writes, so the last token is drawn from the residual:
 
     >>> p, q = np.array([[0.0, 1.0]] * 2), np.array([[0.5, 0.5]])
     >>> follow([p, p], [q, q], [[0], [0]], Random(0))
@@ -205,7 +205,7 @@ def follow(
 
 
 def bring_home(pending: Sequence[Pending], drafter: Any, target: Any) -> list[Verdict]:
-    """The verdicts, fetched with one transfer; refuses logits and draft probabilities that are no numbers."""
+    """The verdicts, copied to the host in one transfer; refuses logits that are not finite, and q of another sum."""
     flat = torch.cat([numbers for each in pending for numbers in each.numbers.values()]).tolist()
     found, at = [], 0
     for each in pending:
@@ -238,7 +238,7 @@ def processed(
 
 
 def possible(rule: Verifier, params: SamplingParams) -> Callable[[torch.Tensor, int], bool]:
-    """Whether a draft token may be kept, seen from the target's logits `[V]` at its position."""
+    """A function of the target's logits `[V]` at a position and the draft token: whether it may be kept."""
     if not rule.lossless:
         return lambda logits, token: True
     if params.greedy:
@@ -247,14 +247,14 @@ def possible(rule: Verifier, params: SamplingParams) -> Callable[[torch.Tensor, 
 
 
 def target_probs(rule: Verifier, params: SamplingParams, scores: torch.Tensor) -> torch.Tensor:
-    """What the rule takes for `p`: logits are enough for point masses, and some rules want temperature 1 at 0."""
+    """The `p` of the rule: logits for a point mass rule, temperature 1 for some rules of greedy decoding."""
     if rule.point_mass:
         return scores
     return softmax(in_float32(scores)) if rule.greedy_from_target_probs else params.probs(scores)
 
 
-def choose(rule: Verifier, probs: Any, random: Random) -> Any:
-    """A draw from a list or a vector; of a point mass its place."""
+def draw_index(rule: Verifier, probs: Any, random: Random) -> Any:
+    """An index drawn from a list or vector of probabilities; for a point mass the index of its 1."""
     if not is_torch(probs):
         probs = np.array(probs, float)
     return argmax(probs) if rule.point_mass else sampling.draw(probs, random)
@@ -270,7 +270,7 @@ def as_row(number: Any, like: torch.Tensor) -> torch.Tensor:
 def logprobs(
     params: SamplingParams, raw: torch.Tensor, scores: torch.Tensor, path: torch.Tensor
 ) -> dict[str, torch.Tensor]:
-    """Log-probabilities of the tokens `path` `[m]`: in the target's own distribution, and in the one drawn from."""
+    """Log-probabilities of the tokens `path` `[m]`: in the target's own distribution, and in the sampled one."""
     drawn = in_float32(scores).log_softmax(-1) if params.greedy else params.probs(scores).log()
     return {
         "logprobs": gather_probs(in_float32(raw).log_softmax(-1), path),

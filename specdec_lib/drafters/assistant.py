@@ -1,9 +1,9 @@
-"""Our drafters in transformers' own loop: any `Drafter` in the place of `assistant_model`.
+"""Our drafters in transformers' own loop: any `Drafter` as `assistant_model`.
 
-`generate` has no argument for a candidate generator of one's own: which one it makes is decided in private.  But it
-asks its assistant for a draft by calling the assistant's `generate`, and takes from the result the text with the
-draft and the scores that each token was drawn from.  A model whose `generate` answers with a drafter's tokens and the
-logarithm of its distributions is therefore an assistant, and transformers' own check keeps the target's distribution.
+transformers' `generate` has no argument for a candidate generator of one's own.  But it gets a draft by calling the
+assistant's `generate`, and takes from the result the text with the draft, and the scores that each token was drawn
+from.  So a model whose `generate` returns a drafter's tokens and the logarithm of its distributions works as an
+assistant, and transformers' own verification keeps the target's distribution.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from .base import Draft, Drafter
 class DrafterAssistant(PreTrainedModel, GenerationMixin):
     """`target.generate(..., assistant_model=DrafterAssistant(drafter, target, gamma=5))`.
 
-    Where the drafter has no proposal, as a lookup often has none, the last token is proposed once more: transformers'
-    loop wants one token at least, and the target would have made that pass anyway.
+    If the drafter has no proposal, which is frequent for a lookup, the last token is proposed again: transformers' loop
+    needs at least one token, and the target makes that pass anyway.
 
     Args:
-        drafter: any of `specdec_lib.drafters` that does not read its target, which needs a session of ours.
-        target: the transformers model that will decode: its vocabulary and its device are taken.
-        gamma: tokens to propose a round.
+        drafter: any `Drafter` that does not read its target: that would need a session of ours.
+        target: the transformers model that will decode; gives the vocabulary and the device.
+        gamma: draft tokens a round.
     """
 
     def __init__(self, drafter: Drafter, target: Any, gamma: int = 5):
         gamma = validate.whole("gamma", gamma, 1)
         if is_encoder_decoder(target):
-            raise SpecdecError("transformers hands no source to an assistant like this: use specdec_lib.generate")
+            raise SpecdecError("transformers gives an assistant like this no source text: use specdec_lib.generate")
         if not isinstance(drafter, Drafter) or drafter.reads_target:
             raise SpecdecError(
                 f"a {type(drafter).__name__} cannot draft in transformers' loop: "
@@ -58,13 +58,13 @@ class DrafterAssistant(PreTrainedModel, GenerationMixin):
         raise SpecdecError("an assistant of a drafter only drafts: give it to generate as assistant_model")
 
     def generate(self, input_ids: torch.Tensor, max_new_tokens: int, **asked: Any) -> GenerateDecoderOnlyOutput:  # type: ignore[override]
-        """A draft as transformers takes it: `sequences` `[1, n + g]` and `scores`, g tensors `[1, V]` of log q.
+        """A draft for transformers: `sequences` `[1, n + g]` and `scores`, g tensors `[1, V]` of log q.
 
         Args:
             input_ids: the text so far, `[1, n]`.
-            max_new_tokens: at most so many.
-            asked: of which `generation_config` says whether to sample, and `logits_processor` is the target's own
-                list, temperature and truncations included.
+            max_new_tokens: the most draft tokens.
+            asked: `generation_config` says whether to sample; `logits_processor` is the target's own list, temperature
+                and truncations included.
         """
         prefix = input_ids[0].tolist()
         if self.session is None or prefix[: len(self.prefix)] != self.prefix:

@@ -1,4 +1,7 @@
-"""Who proposes.  A drafter returns tokens *and the distributions they were drawn from*: losslessness rests on it."""
+"""The base classes of drafters.  A drafter returns tokens *and the distributions that they were drawn from*.
+
+Losslessness depends on it: the verifier divides by these probabilities.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +24,11 @@ class Draft:
     """Proposed tokens and the distributions they come from.
 
     Attributes:
-        tokens: the proposed ids, at most gamma of them, perhaps none: a list, or an int64 tensor `[g]` that has not
-            left its device (one on a CPU becomes a list).
+        tokens: the proposed ids, 0 to gamma of them: a list, or an int64 tensor `[g]` on its device (a tensor on a CPU
+            becomes a list).
         probs: float `[g, V]`, the distribution that each token was drawn from, on any device.
-        certain: True where nothing was left to chance, as in a lookup: each distribution is a point mass, and `probs`
-            is None.  At temperature 0 every draft may leave out `probs`.
+        certain: True if the draft is deterministic, as in a lookup: each distribution is a point mass, and `probs` is
+            None.  At temperature 0 every draft may leave out `probs`.
         passes: how often a draft model ran.
     """
 
@@ -52,14 +55,14 @@ class Draft:
         return one_hot(self.on(p.device), p[: len(self)]) if len(self) else p[:0]
 
     def bring_home(self) -> list[int]:
-        """The tokens as a list, for which the host waits if they are on a device; they stay a list."""
+        """The tokens as a list; the host waits if they are on a device.  The draft keeps the list."""
         if isinstance(self.tokens, torch.Tensor):
             self.tokens = self.tokens.tolist()
         return list(self.tokens)
 
 
 def bring_all_home(drafts: Sequence[Draft]) -> list[list[int]]:
-    """The tokens of each draft as a list; the host waits once for all that are on a device."""
+    """The tokens of each draft as a list; the host waits once for all drafts together."""
     away = [draft for draft in drafts if isinstance(draft.tokens, torch.Tensor)]
     if away:
         flat = torch.cat([torch.as_tensor(draft.tokens) for draft in away]).tolist()
@@ -69,26 +72,26 @@ def bring_all_home(drafts: Sequence[Draft]) -> list[list[int]]:
 
 
 class DraftSession:
-    """A drafter at work on one text."""
+    """A drafter's state for one text."""
 
     def propose(self, prefix: list[int], gamma: int, params: SamplingParams, random: Random) -> Draft:
-        """At most `gamma` tokens to follow `prefix`.
+        """Propose at most `gamma` tokens to follow `prefix`.
 
         Args:
-            prefix: the whole text so far, prompt included.  From call to call it only grows by what was written: start
-                a new session for another text.
+            prefix: the whole text so far, prompt included.  From call to call it only grows; another text needs a new
+                session.
             gamma: >= 1.
-            params: how to sample; at temperature 0 the most probable tokens are wanted.
+            params: how to sample; at temperature 0 propose the most probable tokens.
             random: the text's own generator; `sampling.draw(probs, random)` draws a token.
 
         Returns:
-            A `Draft`, shorter than `gamma` or empty where there is nothing more to say.
+            A `Draft`.  It may be shorter than `gamma`, or empty.
         """
         raise NotImplementedError
 
 
 class DraftBatch:
-    """A drafter at work on several texts: the base class runs one session after the other.
+    """A drafter's state for several texts.  The base class runs one session after the other.
 
     Args:
         sessions: one for each text.
@@ -100,7 +103,7 @@ class DraftBatch:
     def propose(
         self, prefixes: list[list[int]], gammas: list[int], params: list[SamplingParams], randoms: list[Random]
     ) -> list[Draft]:
-        """As `DraftSession.propose`, for each text; one with a gamma below 1 drafts nothing."""
+        """As `DraftSession.propose`, for each text; a text with a gamma below 1 gets an empty draft."""
         return [
             session.propose(prefix, gamma, how, random) if gamma > 0 else Draft([])
             for session, prefix, gamma, how, random in zip(
@@ -114,15 +117,15 @@ class DraftBatch:
 
 
 class Drafter:
-    """Anything that proposes tokens.  A drafter of your own overrides `start`, and what else differs from the defaults.
+    """Anything that proposes tokens.  A drafter of your own overrides `start`, and the defaults that do not fit.
 
     Attributes:
-        certain: whether its drafts leave nothing to chance, at any temperature.
-        reads_target: whether it drafts with what the target has computed; it then overrides `start_batch`.
-        one_text: whether it can draft for one text at a time only.
-        confidence: a draft ends after a token that was less probable than this; 0 for a drafter without it.
+        certain: whether its drafts are deterministic at any temperature.
+        reads_target: whether it drafts from results of the target; it then overrides `start_batch`.
+        one_text: whether it can only draft for one text at a time.
+        confidence: a draft ends after a token that was less probable than this; 0 switches this off.
 
-    A drafter that always says the same token twice:
+    A drafter that always repeats the last token twice:
 
     >>> class Stutter(Drafter):
     ...     certain = True
@@ -142,11 +145,11 @@ class Drafter:
 
     @property
     def models(self) -> list[Any]:
-        """The models that it runs, its target apart."""
+        """The models that it runs, without its target."""
         return []
 
     def start(self, vocabulary: int) -> DraftSession:
-        """A session for one text of a target with so many tokens; `Draft.probs` has as many columns."""
+        """A session for one text; `vocabulary` is the target's number of tokens, and of columns of `Draft.probs`."""
         raise NotImplementedError
 
     def start_batch(self, rows: int, vocabulary: int, target: Session | None = None) -> DraftBatch:
@@ -155,20 +158,20 @@ class Drafter:
         Args:
             rows: how many texts.
             vocabulary: the target's number of tokens.
-            target: the target's session, of as many rows, empty; None where nothing is decoded with it.
+            target: the target's session with as many rows, still empty; None if there is none.
         """
         return DraftBatch([self.start(vocabulary) for _ in range(rows)])
 
     def with_confidence(self, threshold: float) -> Drafter:
-        """The drafter with another `confidence`, for `Confidence` as a rule for gamma."""
+        """The drafter with another `confidence`; the draft-length policy `Confidence` asks for it."""
         raise SpecdecError(
-            f"{type(self).__name__} knows no confidence that a threshold could end a draft by: "
-            "use another rule for gamma, or a draft model"
+            f"{type(self).__name__} has no confidence by which a threshold could end a draft: "
+            "use another draft-length policy as gamma, or a draft model"
         )
 
 
 def check_draft(draft: Any, drafter: Drafter, gamma: int, params: SamplingParams, vocabulary: int) -> None:
-    """Refuse a draft that breaks its drafter's promise, as far as its shape tells."""
+    """Refuse a draft that breaks the contract of `propose`, as far as its shape shows."""
     name = type(drafter).__name__
     if not isinstance(draft, Draft):
         raise SpecdecError(f"{name} must return a Draft, got a {type(draft).__name__}: return Draft(tokens, probs)")
@@ -181,7 +184,7 @@ def check_draft(draft: Any, drafter: Drafter, gamma: int, params: SamplingParams
         if g and not (draft.certain or params.greedy):
             raise SpecdecError(
                 f"{name} drafted at temperature {params.temperature:g} without probabilities: return Draft(tokens, "
-                "probs) with what they were drawn from, or Draft(tokens, certain=True) if nothing was left to chance"
+                "probs) with what they were drawn from, or Draft(tokens, certain=True) if they are deterministic"
             )
     elif draft.certain or tuple(draft.probs.shape) != (g, vocabulary):
         given = "certain" if draft.certain else f"of shape {tuple(draft.probs.shape)}"

@@ -1,6 +1,6 @@
-"""Several drafters, the first that has a proposal wins: lookup where the text repeats itself, a model elsewhere.
+"""Several drafters in order; the first with a proposal is used: a lookup if the text repeats itself, else a model.
 
-Who proposes is decided by the prefix alone, so each proposal keeps the law that its own drafter reports.
+The choice depends only on the prefix, so the distribution that the chosen drafter reports is right.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from ..errors import SpecdecError
 from ..models.session import Session
 from ..sampling import SamplingParams
 from .base import Draft, DraftBatch, Drafter, DraftSession
-from .model import OneText, as_drafter
+from .model import BatchAsSession, as_drafter
 
 
 @dataclass(frozen=True)
 class ComposedDrafter(Drafter):
-    """Ask the drafters in turn; take the first draft that is not empty.
+    """Ask the drafters in order and take the first draft that is not empty.
 
     Args:
         drafters: for example `[PromptLookupDrafter(min_ngram=2, max_ngram=6), ModelDrafter(model)]`.
-        longest: how many tokens each proposes at most, whatever gamma is; None sets no limit.  A lookup costs nothing
-            and may propose many, each token of a model costs a pass.
+        longest: for each drafter the most tokens that it proposes, for any gamma; None sets no limit.  A lookup is free
+            and may propose many tokens; each token of a model costs a pass.
 
     >>> from specdec_lib.drafters import NGramDrafter, PromptLookupDrafter
     >>> drafter = ComposedDrafter([PromptLookupDrafter(min_ngram=2), NGramDrafter.fit([[8, 9, 9]])], [None, 2])
@@ -74,13 +74,13 @@ class ComposedDrafter(Drafter):
         return [model for drafter in self.drafters for model in drafter.models]
 
     def start(self, vocabulary: int) -> DraftSession:
-        return OneText(self.start_batch(1, vocabulary))
+        return BatchAsSession(self.start_batch(1, vocabulary))
 
     def start_batch(self, rows: int, vocabulary: int, target: Session | None = None) -> ComposedDrafts:
         return ComposedDrafts([d.start_batch(rows, vocabulary, target) for d in self.drafters], self.limits)
 
     def with_confidence(self, threshold: float) -> ComposedDrafter:
-        """The threshold goes to those of the drafters that have a confidence."""
+        """Sets the threshold of those drafters that have a confidence."""
         changed: list[Drafter] = []
         for drafter in self.drafters:
             try:
@@ -88,12 +88,12 @@ class ComposedDrafter(Drafter):
             except SpecdecError:
                 changed.append(drafter)
         if all(a is b for a, b in zip(changed, self.drafters, strict=True)):
-            raise SpecdecError("none of these drafters knows a confidence that a threshold could end a draft by")
+            raise SpecdecError("none of these drafters has a confidence by which a threshold could end a draft")
         return ComposedDrafter(changed, self.longest)
 
 
 class ComposedDrafts(DraftBatch):
-    """For each text the first of several drafts that is not empty."""
+    """For each text, the first draft that is not empty."""
 
     def __init__(self, batches: list[DraftBatch], limits: Sequence[int | None]):
         self.batches, self.limits = batches, limits

@@ -1,8 +1,8 @@
 """Early exit: the target's own first layers draft for it, in the target's own cache.
 
 The keys and values of the first `layers` layers are the same whether the rest of the model runs or not, so the
-draft needs no memory of the prompt of its own: it reads the target's, writes its positions after it, and the
-target's pass writes over them.  Draft & verify (Zhang et al., arXiv 2309.08168), LayerSkip (Elhoushi et al.,
+draft needs no cache of its own: it reads the target's cache, writes its positions after it, and the target's next pass
+overwrites them.  Draft & verify (Zhang et al., arXiv 2309.08168), LayerSkip (Elhoushi et al.,
 arXiv 2404.16710).
 """
 
@@ -25,10 +25,10 @@ from .model import DraftSampler, check_confidence
 class EarlyExitDrafter(Drafter):
     """Draft with the target's first `layers` layers, its final norm and its output layer.
 
-    Nothing of the model or its configuration is changed, also while it drafts.
+    The model and its configuration are never changed, not even while drafting.
 
     Args:
-        layers: >= 1 and fewer than the target has.
+        layers: >= 1 and fewer than the target's layers.
         confidence: as in `ModelDrafter`.
     """
 
@@ -54,7 +54,7 @@ class EarlyExitDrafter(Drafter):
             )
         depth = len(target.model.layers)
         if self.layers >= depth:
-            raise SpecdecError(f"early exit after {self.layers} layers is no shortcut: the target has {depth}")
+            raise SpecdecError(f"early exit after {self.layers} layers is not early: the target has {depth}")
         return DraftBatch([EarlyExitSession(target, self.layers, self.confidence)])
 
     def with_confidence(self, threshold: float) -> EarlyExitDrafter:
@@ -62,7 +62,7 @@ class EarlyExitDrafter(Drafter):
 
 
 class EarlyExitSession(DraftSession):
-    """Drafts in the target's own session, which it leaves as it was."""
+    """Drafts in the target's own session, and rolls it back afterwards."""
 
     def __init__(self, session: FastSession, layers: int, confidence: float):
         self.session, self.layers, self.confidence = session, layers, confidence

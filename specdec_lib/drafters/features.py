@@ -1,7 +1,7 @@
-"""Drafts from the target's own hidden states: a small layer goes on from what the target has just computed.
+"""Drafts from the target's hidden states: a small layer continues from what the target has just computed.
 
-The target's pass leaves the hidden states of every token but the text's last; a draft model of its own would have to
-find all of that anew.  See `models.feature_draft` for the network, EAGLE (arXiv 2401.15077) for the idea.
+The target's pass yields the hidden states of every token but the text's last; a separate draft model would have to
+compute such states itself.  See `models.feature_draft` for the network, EAGLE (arXiv 2401.15077) for the idea.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ class FeatureDrafter(Drafter):
 class FeatureDrafts(DraftBatch):
     """Drafts for the rows of the target's session, in one pass a token.
 
-    The draft's cache is one shorter than the target's: it starts from pairs of tokens.  What it read of its own states
-    is forgotten after each draft, and read again from the target's.
+    The draft's cache is one position shorter than the target's, since it reads pairs of neighbouring tokens.  Positions
+    computed from the draft's own states are dropped after each draft, and computed again from the target's states.
     """
 
     def __init__(self, drafter: FeatureDrafter, target: FastSession):
         self.model, self.confidence, self.target = drafter.model, drafter.confidence, target
         self.cache = self.model.new_cache(target.rows, target.cache.capacity)
-        self.held = [0] * target.rows  # pairs that were read of the target's states
+        self.held = [0] * target.rows  # pairs that were read with the target's states
 
     def propose(
         self, prefixes: list[list[int]], gammas: list[int], params: list[SamplingParams], randoms: list[Random]
@@ -88,18 +88,18 @@ class FeatureDrafts(DraftBatch):
         if not any(new):
             return [Draft([]) for _ in samplers]
         self.held = [r if ids else n for r, n, ids in zip(read, held, new, strict=True)]
-        states = self.model.states(self._features(held, max(map(len, new))), self.target.cache.watched)
+        states = self.model.states(self._features(held, max(map(len, new))), self.target.cache.captured_layers)
         wanted: list[Any] = list(new)
         while any(map(len, wanted)):
             states = self._step(states, wanted, held)
             held = [n + len(ids) for n, ids in zip(held, wanted, strict=True)]
-            scores = self.model.scores(states)[:, 0]
+            scores = self.model.lm_head(states)[:, 0]
             more = [len(ids) > 0 and s.step(scores[i]) for i, (s, ids) in enumerate(zip(samplers, wanted, strict=True))]
             wanted = [s.last_token if go_on else [] for s, go_on in zip(samplers, more, strict=True)]
         return [sampler.draft() for sampler in samplers]
 
     def _features(self, held: list[int], n: int) -> torch.Tensor:
-        """The target's hidden states of the `n` tokens after the `held` ones, `[rows, n, watched, width]`."""
+        """The target's hidden states of the `n` tokens after the `held` ones, `[rows, n, captured layers, width]`."""
         features = self.target.cache.features
         if len({*held}) == 1:
             return features[:, held[0] : held[0] + n]

@@ -1,6 +1,6 @@
-"""Prompt lookup: where the text repeats itself, propose what followed last time.
+"""Prompt lookup: if the text repeats itself, propose what followed last time.
 
-The idea is Apoorv Saxena's prompt lookup decoding (2023).  A draft is certain, so its distribution is a point mass.
+Prompt lookup decoding is by Apoorv Saxena (2023).  The draft is deterministic, so its distribution is a point mass.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class PromptLookupDrafter(Drafter):
 
     Args:
         max_ngram: the longest suffix that is looked up, in tokens.
-        min_ngram: the shortest.
+        min_ngram: the shortest suffix.
 
     >>> session = PromptLookupDrafter(max_ngram=2).start(vocabulary=10)
     >>> session.propose([1, 2, 3, 4, 1, 2], gamma=3, params=SamplingParams(), random=Random(0)).tokens
@@ -44,6 +44,8 @@ class PromptLookupDrafter(Drafter):
 
 
 class LookupSession(DraftSession):
+    """An index of the text's n-grams, which grows with the text."""
+
     def __init__(self, longest: int, shortest: int, vocabulary: int):
         self.vocabulary = vocabulary
         self.sizes = range(longest, shortest - 1, -1)
@@ -51,7 +53,7 @@ class LookupSession(DraftSession):
         self.indexed = 0  # n-grams that end before this position are in `after`
 
     def propose(self, prefix: list[int], gamma: int, params: SamplingParams, random: Random) -> Draft:
-        # every n-gram that ends before the last token: the suffix itself must not be found
+        # index every n-gram that ends before the last token: the suffix must not find itself
         for end in range(self.indexed + 1, len(prefix)):
             for size in self.sizes:
                 if size <= end:
@@ -59,6 +61,7 @@ class LookupSession(DraftSession):
         self.indexed = max(self.indexed, len(prefix) - 1)
         for size in self.sizes:
             if size <= len(prefix) and (start := self.after.get(tuple(prefix[-size:]))):
-                found = prefix[start : start + gamma]  # up to what is no token: an encoder-decoder's start marker
+                found = prefix[start : start + gamma]
+                # an encoder-decoder's start marker is not a token: the draft ends there
                 return Draft(list(takewhile(lambda token: token < self.vocabulary, found)), certain=True)
         return Draft([])

@@ -20,13 +20,13 @@ from .base import Draft, DraftBatch, Drafter, DraftSession
 
 
 class ModelDrafter(Drafter):
-    """Draws each token from a smaller model's distribution, processed, sharpened and truncated exactly as the target's.
+    """Draws each token from a smaller model's distribution, with the same processors, temperature and truncations.
 
     Args:
-        model: a `FastLlama` or a transformers causal language model of the target's tokenizer.  Its vocabulary may be
+        model: a `FastLlama` or a transformers causal language model with the target's tokenizer.  Its vocabulary may be
             padded to another size than the target's (Qwen's models have 151,936 or 152,064 rows for the same tokens).
-        confidence: a draft ends after a token that the model gave less probability than this, at temperature 1.  The
-            token itself is kept and verified: dropping it would change the output distribution (`verify.mutants`).
+        confidence: a draft ends after a token with a probability below this, at temperature 1.  The token itself stays
+            in the draft and is verified: dropping it would change the output distribution (`verify.mutants`).
     """
 
     def __init__(self, model: Any, confidence: float = 0.0):
@@ -38,7 +38,7 @@ class ModelDrafter(Drafter):
         return [self.model]
 
     def start(self, vocabulary: int) -> DraftSession:
-        return OneText(self.start_batch(1, vocabulary))
+        return BatchAsSession(self.start_batch(1, vocabulary))
 
     def start_batch(self, rows: int, vocabulary: int, target: Session | None = None) -> ModelDrafts:
         return ModelDrafts(self.model, rows, self.confidence, vocabulary)
@@ -47,7 +47,7 @@ class ModelDrafter(Drafter):
         return ModelDrafter(self.model, threshold)
 
 
-class OneText(DraftSession):
+class BatchAsSession(DraftSession):
     """A batch of one text as a session."""
 
     def __init__(self, batch: DraftBatch):
@@ -58,7 +58,7 @@ class OneText(DraftSession):
 
 
 class ModelDrafts(DraftBatch):
-    """Drafts of a model for several texts at once, in one pass a token; a text does not see the others."""
+    """Drafts of a model for several texts at once, in one pass a token; texts do not affect each other."""
 
     def __init__(self, model: Any, rows: int, confidence: float, vocabulary: int):
         self.session = open_session(model, rows)
@@ -73,7 +73,7 @@ class ModelDrafts(DraftBatch):
             DraftSampler(prefix, self.limits.length(prefix, gamma), how, random, self.confidence)
             for prefix, gamma, how, random in zip(prefixes, gammas, params, randoms, strict=True)
         ]
-        # forget what was refused, and read what was written since
+        # roll back rejected tokens, and read the tokens written since
         held = [
             reader.sync(s.prefix) if s.gamma > 0 else length
             for reader, s, length in zip(self.readers, samplers, self.session.lengths, strict=True)
@@ -98,25 +98,25 @@ class ModelDrafts(DraftBatch):
 
 
 class Reader:
-    """Which tokens of a text a draft model holds, so that each round reads only what is new.
+    """The tokens of a text that a draft model's session holds, so that each round reads only new ones.
 
-    Its drafted tokens may be on a device while it drafts; by the next round the loop has brought them home.
+    Drafted tokens may be on a device; by the next round the loop has copied them to the host.
 
     Attributes:
-        read: the tokens of the text that were read; the drafted ones but the last are held after them.
+        read: the tokens of the text that were read; the session also holds the drafted ones but the last, after them.
     """
 
-    LOOKBACK = 10  # tokens that tell whether the text goes on from the one that was read
+    LOOKBACK = 10  # compared tokens, to see whether the text continues the one that was read
 
     def __init__(self, read: Sequence[int] = (), drafted: Draft | None = None):
         self.read = list(read)
         self.drafted = drafted or Draft([])
 
     def sync(self, prefix: list[int]) -> int:
-        """How many of the tokens that are held begin `prefix`, less its last one, which is always read again.
+        """With how many of the held tokens `prefix` begins; not counting its last, which is always read again.
 
-        A text mostly goes on from the last one, so only its end and what was drafted are compared.  Where it changed,
-        as one that is encoded anew may at its end, all of it is.
+        A text usually continues the last one, so only the end and the drafted tokens are compared.  If the end differs
+        (a text that is encoded again may change there), all tokens are compared.
         """
         n = len(self.read)
         if self.read[-self.LOOKBACK :] == prefix[max(n - self.LOOKBACK, 0) : n]:
@@ -130,7 +130,7 @@ class Reader:
         return len(self.read)
 
     def note(self, draft: Draft) -> None:
-        """A draft was made after what is held."""
+        """Remember the draft that follows the held tokens."""
         if len(draft):
             self.drafted = draft
 
@@ -139,13 +139,13 @@ class Reader:
 
 
 def common_prefix_length(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many first tokens the lists `a` and `b` share.
+    """The length of the longest common prefix of the lists `a` and `b`.
 
     >>> common_prefix_length([5, 6, 7], [5, 6, 8, 9])
     2
     """
     low, high = 0, min(len(a), len(b))
-    while low < high:  # a slice is compared at C's speed, a loop over tokens is not
+    while low < high:  # comparing slices is much faster than a loop over tokens
         middle = (low + high + 1) // 2
         if a[low:middle] == b[low:middle]:
             low = middle
@@ -155,7 +155,7 @@ def common_prefix_length(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 class VocabularyLimits:
-    """What a draft model can read and say, beside a target of `vocabulary` tokens: the same ones, perhaps padded."""
+    """Fits a draft model to a target of `vocabulary` tokens: the same tokens, with another padding perhaps."""
 
     def __init__(self, model: Any, vocabulary: int):
         self.model, self.rows, self.vocabulary = model, vocabulary_size(model), vocabulary
@@ -166,13 +166,13 @@ class VocabularyLimits:
             )
 
     def length(self, prefix: list[int], gamma: int) -> int:
-        """The draft length after `prefix`: no more than the context has room for, 0 if a token cannot be read."""
+        """The draft length after `prefix`: at most the room in the context; 0 if it lacks a token of `prefix`."""
         if self.rows < self.vocabulary and max(prefix) >= self.rows:
             return 0
         return min(gamma, room(self.model, prefix))
 
     def fit(self, logits: torch.Tensor) -> torch.Tensor:
-        """Logits `[vocabulary]` from `[rows]`: rows too many are dropped, tokens without a row have probability 0."""
+        """Logits `[vocabulary]` from `[rows]`: surplus rows are dropped, tokens without a row get probability 0."""
         if self.rows == self.vocabulary:
             return logits
         more = max(self.vocabulary - self.rows, 0)
@@ -180,9 +180,9 @@ class VocabularyLimits:
 
 
 class DraftSampler:
-    """One draft in the making: each step is given the logits that follow the text so far and draws a token from them.
+    """Builds one draft: each step draws a token from the logits after the text so far.
 
-    Tokens stay on the device of the logits, so no step waits for it, unless a confidence or a processor has to look.
+    Tokens stay on the device of the logits, so no step waits for it, except for a confidence or a processor.
     """
 
     def __init__(self, prefix: list[int], gamma: int, params: SamplingParams, random: Random, confidence: float = 0.0):
@@ -194,16 +194,16 @@ class DraftSampler:
 
     @property
     def last_token(self) -> torch.Tensor:
-        """The token that was drawn last, int64 `[1]`."""
+        """The last drawn token, int64 `[1]`."""
         return self.tokens[-1]
 
     def step(self, logits: torch.Tensor) -> bool:
-        """Draw a token from `logits` `[V]`; whether one more is wanted after it."""
+        """Draw a token from `logits` `[V]`; returns whether the draft goes on."""
         self.passes += 1
         if self.params.processors:
             ids = torch.cat([torch.tensor(self.prefix, device=logits.device), *self.tokens])
             logits = process(self.params.processors, ids, logits)
-            if not bool(logits.max() > float("-inf")):  # all that the processors allow has probability 0 here
+            if not bool(logits.max() > float("-inf")):  # the draft gives every allowed token probability 0
                 return False
         if self.params.greedy:
             token = argmax(logits)
@@ -231,7 +231,7 @@ def check_draft_model(model: Any) -> None:
 
 
 def as_drafter(draft: Any) -> Drafter:
-    """A drafter as it is; a model wrapped as one."""
+    """A drafter as it is; a model wrapped in a `ModelDrafter`."""
     if isinstance(draft, Drafter):
         return draft
     if isinstance(draft, type) and issubclass(draft, Drafter):
@@ -239,6 +239,6 @@ def as_drafter(draft: Any) -> Drafter:
     if hasattr(draft, "config") and not isinstance(draft, type):
         return ModelDrafter(draft)
     raise SpecdecError(
-        f"{validate.shown(draft)} is no draft: give a model, or a subclass of specdec_lib.Drafter such as "
+        f"{validate.shown(draft)} is not a draft: give a model, or a subclass of specdec_lib.Drafter such as "
         "PromptLookupDrafter()"
     )

@@ -1,7 +1,7 @@
-"""An n-gram table with back-off: a draft that costs next to nothing.
+"""An n-gram table with back-off: a draft at almost no cost.
 
-For each context of `order - 1` tokens, the table holds the token that followed most often; where a context is
-unknown, shorter ones are tried down to none.  A draft is certain, so its distribution is a point mass.
+For each context of `order - 1` tokens, the table holds the token that followed most often; for an unknown context,
+shorter ones are tried, down to the empty one.  The draft is deterministic, so its distribution is a point mass.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class NGramDrafter(Drafter):
 
     @classmethod
     def fit(cls, texts: Iterable[Sequence[int]], order: int = 4, min_count: int = 1) -> NGramDrafter:
-        """Count the texts (sequences of token ids).
+        """Count the n-grams of texts (sequences of token ids).
 
         Args:
             texts: for example the target's own samples.
-            order: length of the longest n-gram, its last token included, 1 to 4.
-            min_count: contexts seen less often than this are dropped (the empty one never).
+            order: length of the longest n-gram, with its last token, 1 to 4.
+            min_count: contexts seen less often than this are dropped, except the empty one.
         """
         if not 1 <= order <= 4:
             raise SpecdecError(f"order must be 1 to 4, got {order}")
@@ -105,6 +105,8 @@ class NGramDrafter(Drafter):
 
 
 class NGramSession(DraftSession):
+    """Looks up one token after the other."""
+
     def __init__(self, table: NGramDrafter):
         self.table = table
 
@@ -125,6 +127,7 @@ def _keys(text: np.ndarray, size: int) -> np.ndarray:
 
 
 def most_frequent(keys: np.ndarray, following: np.ndarray, min_count: int) -> tuple[np.ndarray, np.ndarray]:
+    """For each key that occurs at least `min_count` times the token that followed most often, sorted by key."""
     if len(keys) == 0:
         return keys, following.astype(np.uint16)
     order = np.lexsort((following, keys))
@@ -132,7 +135,7 @@ def most_frequent(keys: np.ndarray, following: np.ndarray, min_count: int) -> tu
     starts = np.flatnonzero(np.r_[True, (keys[1:] != keys[:-1]) | (following[1:] != following[:-1])])
     counts = np.diff(np.r_[starts, len(keys)])
     keys, following = keys[starts], following[starts]
-    best = np.lexsort((following, -counts, keys))  # per key: the largest count first, ties to the smaller id
+    best = np.lexsort((following, -counts, keys))  # for each key the largest count first, then the smaller id
     keys, following, counts = keys[best], following[best], counts[best]
     first = np.flatnonzero(np.r_[True, keys[1:] != keys[:-1]])
     totals = np.add.reduceat(counts, first)

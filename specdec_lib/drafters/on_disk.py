@@ -1,13 +1,13 @@
-"""Drafts on disk: a folder with weights, configuration and a manifest that says what they were made for and how.
+"""Drafts on disk: a folder with weights, configuration, and a manifest that names the target and the training.
 
-    model.safetensors   a shortlist model in float16, or an ordinary one with a tokenizer of its own, or
+    model.safetensors   a shortlist model in float16, or an ordinary model with its own tokenizer, or
     table.safetensors   an n-gram table
-    config.json         of the model
-    tokenizer.json ...  of a model that has its own
-    manifest.json       kind, target_hash, size and SHA-256 of each file, and the whole story of the training
+    config.json         the model's configuration
+    tokenizer.json ...  the tokenizer of a model that has its own
+    manifest.json       kind, target_hash, size and SHA-256 of each file, and a full record of the training
 
-The packaged drafts are such folders under `data/drafts/`.  A draft works for the target whose text it learnt from;
-with another one it would be accepted so rarely that it only costs time, so `load_draft` refuses it.
+The packaged drafts are such folders under `data/drafts/`.  A draft works for the target whose text it learnt from.
+With another target it would be accepted so rarely that it only costs time, so `load_draft` refuses it.
 """
 
 from __future__ import annotations
@@ -36,42 +36,42 @@ WEIGHTS, TABLE = "model.safetensors", "table.safetensors"
 
 
 def packaged_drafts(*kinds: str) -> dict[str, Path]:
-    """The folders of the drafts that come with the checkout, by name: all, or those of the kinds named."""
+    """The folders of the drafts in the checkout, by name: all, or those of the given kinds."""
     found = {p.parent.name: p.parent for p in sorted(DRAFTS.glob(f"*/{MANIFEST}")) if not p.parent.name.startswith(".")}
     return {name: folder for name, folder in found.items() if not kinds or read_manifest(folder)["kind"] in kinds}
 
 
 def is_draft(folder: str | os.PathLike) -> bool:
-    """Whether `folder` is a draft's; the packaged target has a manifest too, which names no target."""
+    """Whether `folder` holds a draft; the packaged target's manifest differs, it names no target."""
     manifest = Path(folder) / MANIFEST
     return manifest.is_file() and '"target_hash"' in manifest.read_text(encoding="utf-8")
 
 
 def read_manifest(folder: str | os.PathLike) -> dict:
-    """What `write_draft` noted about the draft in `folder`."""
+    """The manifest of the draft in `folder`, as `write_draft` wrote it."""
     try:
         manifest = json.loads((Path(folder) / MANIFEST).read_text(encoding="utf-8"))
         manifest["kind"], manifest["target_hash"], manifest["files"]
     except (OSError, ValueError, KeyError, TypeError):
         raise SpecdecError(
-            f"{folder} is no draft folder (it has no {MANIFEST} of one): make one with `specdec distill`"
+            f"{folder} is not a draft folder (it has no {MANIFEST} of a draft): make one with `specdec distill`"
         ) from None
     return manifest
 
 
 def has_own_tokenizer(folder: str | os.PathLike) -> bool:
-    """Whether the draft in `folder` drafts in tokens that are not the target's."""
+    """Whether the draft in `folder` has its own tokenizer, not the target's."""
     return read_manifest(folder)["kind"] == "tokenizer"
 
 
 def target_hash(name: str | os.PathLike) -> str:
-    """What identifies a target: the SHA-256 of its weights, be it the packaged one, a folder or a hub id.
+    """The SHA-256 of a target's weights, which identifies it: of the packaged target, a folder or a hub id.
 
-    Of a model in several files it is the SHA-256 of the list of theirs.
+    For a model in several files it is the SHA-256 of the list of their hashes.
     """
     if str(name) == PACKAGED:
         resolve(name)
-        return packaged.target_hash(packaged.folder())
+        return packaged.weights_hash(packaged.folder())
     files = sorted(Path(local_folder(name)).glob("model*.safetensors"))
     if not files:
         raise SpecdecError(f"{name} has no model.safetensors: give a model that `save_pretrained` wrote")
@@ -80,7 +80,7 @@ def target_hash(name: str | os.PathLike) -> str:
 
 
 def local_folder(name: str | os.PathLike) -> str:
-    """The folder of a target; a hub id's files are brought there, if they are not in the hub's cache yet."""
+    """The folder of a target; the files of a hub id are downloaded unless they are in the hub's cache."""
     source = resolve(name)
     if Path(source).is_dir():
         return source
@@ -89,9 +89,9 @@ def local_folder(name: str | os.PathLike) -> str:
     wanted = ["model*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
     try:
         return snapshot_download(source, allow_patterns=wanted, ignore_patterns="*/*")
-    except Exception as error:  # the hub's and the network's own, and each means that the model is not to be had
+    except Exception as error:  # hub and network raise many kinds; each means that the model cannot be had
         raise SpecdecError(
-            f"cannot bring {name} from the hub ({first_line(error)}): check the id, or give a folder"
+            f"cannot download {name} from the hub ({first_line(error)}): check the id, or give a folder"
         ) from error
 
 
@@ -99,9 +99,9 @@ def note_speed(folder: str | os.PathLike, name: str, speed: Mapping[str, Any]) -
     """Write a measured speed into the manifest of the draft in `folder`.
 
     Args:
-        folder: of the draft.
-        name: what was measured, the draft alone (`"small"`) or behind another drafter (`"lookup+small"`).
-        speed: `speedup` at each temperature, by which `load_pair` chooses, and whatever else is to be known.
+        folder: the draft's folder.
+        name: what was measured: the draft alone (`"small"`) or behind another drafter (`"lookup+small"`).
+        speed: `speedup` at each temperature, by which `load_pair` chooses, and other figures to keep.
     """
     with held(Path(folder).parent, "the drafts' folder", print):
         manifest = read_manifest(folder)
@@ -110,14 +110,14 @@ def note_speed(folder: str | os.PathLike, name: str, speed: Mapping[str, Any]) -
 
 
 def write_draft(folder: str | os.PathLike, draft: Any, manifest: Mapping[str, Any], tokenizer: Any = None) -> dict:
-    """Write a draft; the folder appears whole or not at all, and replaces a draft that was there.
+    """Write a draft; the folder appears complete or not at all, and replaces an old draft.
 
     Args:
         folder: for example `data/drafts/small`.
         draft: a `ShortlistLlamaForCausalLM` or `FeatureDraft` (written in float16) or an `NGramDrafter`; with
             `tokenizer` a Llama.
-        manifest: `target_hash` and whatever else is to be known; `kind`, `bytes` and `files` are added.
-        tokenizer: of a draft whose tokens are not the target's.
+        manifest: `target_hash` and other facts to keep; `kind`, `bytes` and `files` are added.
+        tokenizer: the draft's own tokenizer, if its tokens are not the target's.
 
     Returns:
         The manifest as written.
@@ -125,7 +125,7 @@ def write_draft(folder: str | os.PathLike, draft: Any, manifest: Mapping[str, An
     folder = Path(folder)
     restore_folder(folder)
     if folder.exists() and any(folder.iterdir()):
-        read_manifest(folder)  # anything but a draft is left alone
+        read_manifest(folder)  # refuses to replace a folder that is not a draft
     folder.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
@@ -141,7 +141,7 @@ def write_draft(folder: str | os.PathLike, draft: Any, manifest: Mapping[str, An
             draft.save(work / TABLE)
         files: dict[str, dict[str, Any]] = {}
         for path in sorted(work.iterdir()):
-            path.chmod(0o644)  # safetensors writes for its owner alone
+            path.chmod(0o644)  # safetensors makes files that only their owner can read
             files[path.name] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
         content = {"kind": kind, "bytes": sum(f["bytes"] for f in files.values()), "files": files} | dict(manifest)
         write_json(work / MANIFEST, content)
@@ -160,7 +160,7 @@ def _write_model(folder: Path, model: Any) -> None:
     save_file({name: t.cpu().contiguous() for name, t in half.items()}, folder / WEIGHTS, metadata={"format": "pt"})
     config = copy.deepcopy(model.config)
     config.architectures = [type(model).__name__]
-    config.dtype = torch.float32  # half the bytes on disk; a CPU computes in float32 all the same
+    config.dtype = torch.float32  # the file has half the bytes; a CPU computes in float32
     config.save_pretrained(folder)
     model.generation_config.save_pretrained(folder)
 
@@ -170,11 +170,11 @@ def load_draft(
 ) -> Any:
     """The draft in `folder`: a `FastLlama`, a `FeatureDrafter` or an `NGramDrafter`, as `Pair(draft=...)` takes them.
 
-    A draft with a tokenizer of its own comes as the model alone: `load_pair` puts it in front of the target.
+    For a draft with its own tokenizer only the model is returned; `load_pair` wraps it for the target.
 
     Args:
-        folder: what `write_draft` wrote.
-        target_hash: of the target that it is to draft for (`target_hash(name)`); None asks no question.
+        folder: a folder written by `write_draft`.
+        target_hash: the hash of the target that it will draft for (`target_hash(name)`); None skips the check.
         device, dtype: as in `load_pair`.
 
     Raises:

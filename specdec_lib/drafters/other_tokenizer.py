@@ -1,9 +1,9 @@
-"""Drafts from a model of another tokenizer: by its text, or by the tokens that both tokenizers know.
+"""Drafts from a model with another tokenizer: by its text, or by the tokens that both tokenizers know.
 
-Both read the target's text in the draft's own tokens, made anew from the text in each round: a draft model's session
-then goes back to the longest common prefix, so that only what changed is read again.  No step relies on
-`decode(encode(x)) == x`: whatever is proposed, the target verifies it, and a translation that fails costs a proposal,
-never the law.  Text level and shared vocabulary: Timor et al. (arXiv 2502.05202).
+Both re-encode the target's text in the draft's own tokens in each round.  A draft model's session then rolls back to
+the longest common prefix, so that only changed tokens are read again.  No step relies on `decode(encode(x)) == x`: the
+target verifies whatever is proposed, so a failed translation costs a proposal, but never the output distribution.  Text
+level and shared vocabulary: Timor et al. (arXiv 2502.05202).
 """
 
 from __future__ import annotations
@@ -23,24 +23,32 @@ from ..models.rows import on_device
 from ..models.session import Session, open_session
 from ..sampling import SamplingParams
 from .base import Draft, DraftBatch, Drafter, DraftSession, bring_all_home
-from .model import DraftSampler, OneText, Reader, VocabularyLimits, as_drafter, check_confidence, check_draft_model
+from .model import (
+    BatchAsSession,
+    DraftSampler,
+    Reader,
+    VocabularyLimits,
+    as_drafter,
+    check_confidence,
+    check_draft_model,
+)
 
-LOOKBACK = 10  # tokens of the text that a draft's text is re-encoded with, so that they meet as they would in a text
-WORDS = 4  # of the text that are encoded once more with what follows them
-# after a letter or digit, before a space or a sign: no tokenizer looks across when it splits a text
+LOOKBACK = 10  # last tokens of the text that are re-encoded with the draft's text: tokens may merge
+WORDS = 4  # last words of the text that are encoded again with what follows them
+# after a letter or digit, before a space or a sign: no tokenizer merges across this place
 BETWEEN_WORDS = re.compile(r"(?<=[^\W_])(?=[\s!-/:-@\u3000-\u303f\uff01-\uff0f])")
 
 
 class TextDrafter(Drafter):
-    """Proposes the text that another drafter writes in its own tokens, re-encoded into the target's.
+    """Proposes the text that another drafter writes in its own tokens, re-encoded in the target's tokens.
 
-    The draft model says its most probable tokens.  They are a certain draft for the target, a point mass: exact
-    for greedy decoding and for sampling.  Processors and temperature are the target's alone.
+    The draft model writes its most probable tokens.  For the target the draft is deterministic, a point mass: lossless
+    for greedy decoding and for sampling.  Processors and temperature apply to the target only.
 
     Args:
-        draft: a model, or a drafter such as `NGramDrafter`, of the vocabulary of `tokenizer`.
-        tokenizer: the draft's.
-        target_tokenizer: the target's.
+        draft: a model, or a drafter such as `NGramDrafter`, with the vocabulary of `tokenizer`.
+        tokenizer: the draft's tokenizer.
+        target_tokenizer: the target's tokenizer.
     """
 
     certain = True
@@ -58,10 +66,10 @@ class TextDrafter(Drafter):
         return self.draft.models
 
     def start(self, vocabulary: int) -> DraftSession:
-        return OneText(self.start_batch(1, vocabulary))
+        return BatchAsSession(self.start_batch(1, vocabulary))
 
     def start_batch(self, rows: int, vocabulary: int, target: Session | None = None) -> TextDrafts:
-        # rows of the draft model that are no token are dropped there
+        # rows of the draft model without a token are dropped there
         return TextDrafts(self.draft.start_batch(rows, size_of(self.tokenizer)), rows, self.bridge, vocabulary)
 
     def with_confidence(self, threshold: float) -> TextDrafter:
@@ -69,7 +77,7 @@ class TextDrafter(Drafter):
 
 
 class TextDrafts(DraftBatch):
-    """Drafts by their text, for several texts of the target."""
+    """Drafts by text, for several texts of the target."""
 
     def __init__(self, batch: DraftBatch, rows: int, bridge: Bridge, vocabulary: int):
         self.batch, self.bridge, self.vocabulary = batch, bridge, vocabulary
@@ -78,7 +86,7 @@ class TextDrafts(DraftBatch):
     def propose(
         self, prefixes: list[list[int]], gammas: list[int], params: list[SamplingParams], randoms: list[Random]
     ) -> list[Draft]:
-        # the texts so far in the draft's tokens; one that it cannot read gets no draft
+        # the texts so far in the draft's tokens; a text that the draft cannot read gets an empty draft
         own = [
             reading.extend(prefix)[0] if gamma > 0 else []
             for reading, prefix, gamma in zip(self.readings, prefixes, gammas, strict=True)
@@ -94,7 +102,7 @@ class TextDrafts(DraftBatch):
         ]
 
     def _translated(self, prefix: list[int], own: list[int], new: list[int]) -> list[int]:
-        """The target's tokens for the text that the draft's tokens `new` add to `own`."""
+        """The target's tokens for the text by which the draft's tokens `new` continue `own`."""
         written, end = self.bridge.until_special(new)
         text, whole = self.bridge.new_text(own, written)
         tokens = self.bridge.target_tokens(prefix, text) if text else []
@@ -109,20 +117,21 @@ class TextDrafts(DraftBatch):
 
 
 class SharedVocabularyDrafter(Drafter):
-    """Draws from a draft model's law, restricted to the tokens that both tokenizers know and renormalised.
+    """Draws from a draft model's distribution, restricted to the tokens that both tokenizers know and renormalised.
 
-    `q(x) = d(x) / sum over shared tokens of d`, in the target's ids; that law is drawn from and reported, so it is
-    exact for sampling, and q is 0 for tokens that the draft does not know.  A token is known to both if it stands for
-    the same text; parts of a character and special tokens of different names are not, but for the ends of a text.
+    `q(x) = d(x) / sum over shared tokens of d`, in the target's ids.  Tokens are drawn from q and q is reported, so
+    sampling is lossless; q is 0 for tokens that the draft does not know.  A token is shared if it stands for the same
+    text in both.  Parts of a character are not shared, nor special tokens of different names, except the ends of a
+    text.
 
     Args:
-        model: a draft model of the vocabulary of `tokenizer`.
-        tokenizer: the draft's.
-        target_tokenizer: the target's.
-        confidence: as in `ModelDrafter`, of the restricted law.
+        model: a draft model with the vocabulary of `tokenizer`.
+        tokenizer: the draft's tokenizer.
+        target_tokenizer: the target's tokenizer.
+        confidence: as in `ModelDrafter`, for the restricted distribution.
 
     Attributes:
-        shared: how many tokens are known to both.
+        shared: the number of shared tokens.
     """
 
     def __init__(self, model: Any, tokenizer: Any, target_tokenizer: Any, confidence: float = 0.0):
@@ -151,6 +160,8 @@ class SharedVocabularyDrafter(Drafter):
 
 
 class SharedSession(DraftSession):
+    """Reads one text in the draft's own tokens, and drafts in the target's."""
+
     def __init__(self, drafter: SharedVocabularyDrafter, vocabulary: int):
         self.bridge, self.confidence, self.vocabulary = drafter.bridge, drafter.confidence, vocabulary
         self.reading = self.bridge.begin()
@@ -158,7 +169,7 @@ class SharedSession(DraftSession):
         self.session = open_session(drafter.model)
         self.limits = VocabularyLimits(drafter.model, vocabulary_size(drafter.model))
         self.reader = Reader()
-        self.drafted = Draft([])  # the last draft, which the loop has brought home by the next round
+        self.drafted = Draft([])  # the last draft; by the next round the loop has copied it to the host
         device = self.session.device
         self.tokens = torch.tensor(list(self.own_token), device=device)
         self.own = torch.tensor(list(self.own_token.values()), device=device)
@@ -169,15 +180,15 @@ class SharedSession(DraftSession):
         if not own or (gamma := self.limits.length(own, gamma)) < 1:
             return Draft([])
         sampler = DraftSampler(prefix, gamma, params, random, self.confidence)
-        wanted = sampler.step(self.restricted(self.catch_up(own)))
+        wanted = sampler.step(self.restricted(self.sync(own)))
         while wanted:
             own_token = self.own_of.index_select(0, sampler.last_token)
             wanted = sampler.step(self.restricted(self.session.feed(own_token[None])[0, -1]))
         self.drafted = sampler.draft()
         return self.drafted
 
-    def catch_up(self, own: list[int]) -> torch.Tensor:
-        """Drop what changed, feed what is new; the logits `[V]` that follow `own`."""
+    def sync(self, own: list[int]) -> torch.Tensor:
+        """Roll back changed tokens and feed new ones; returns the logits `[V]` after `own`."""
         self.reader.note(Draft([self.own_token[token] for token in self.drafted.bring_home()]))
         self.drafted = Draft([])
         held = self.reader.sync(own)
@@ -186,31 +197,31 @@ class SharedSession(DraftSession):
         return self.session.feed(on_device([own[held:]], self.session.device))[0, -1]
 
     def own_tokens(self, prefix: list[int]) -> list[int]:
-        """`prefix` in the draft's tokens, none where it cannot read it: half a character, or a token without a row."""
+        """`prefix` in the draft's tokens; empty if it cannot read it: half a character, or a token without a row."""
         own, finished = self.reading.extend(prefix)
-        # the draft cannot read the first half of a character, so it has nothing to say about the second
+        # the draft cannot read the first half of a character, so it cannot propose the second
         return own if finished and own and max(own) < self.limits.rows else []
 
     def logits(self, prefix: list[int]) -> torch.Tensor | None:
-        """What the draft says after `prefix`, `[V]` in the target's tokens; None where it cannot read it."""
+        """The draft's logits `[V]` after `prefix`, for the target's tokens; None if it cannot read `prefix`."""
         own = self.own_tokens(prefix)
-        return self.restricted(self.catch_up(own)) if own else None
+        return self.restricted(self.sync(own)) if own else None
 
     def restricted(self, logits: torch.Tensor) -> torch.Tensor:
-        """Logits `[V]` of the target's tokens from the draft's own."""
+        """Logits `[V]` for the target's tokens, from logits for the draft's own."""
         found = logits.new_full((self.vocabulary,), float("-inf"))
         found[self.tokens] = logits[self.own]
         return found
 
 
 class Bridge:
-    """From a target's tokens to a draft's and back.
+    """Translates a target's tokens to a draft's, and back.
 
-    Special tokens stand for themselves where both tokenizers have one of that name, the beginning and the end of a
-    text for each other; the draft does not see the others.
+    Special tokens of the same name correspond, and so do the beginning and the end of a text; the draft does not see
+    other special tokens.
 
     Attributes:
-        specials: the target's special tokens and the draft's that stand for the same.
+        specials: from the target's special tokens to the corresponding ones of the draft.
     """
 
     def __init__(self, target_tokenizer: Any, tokenizer: Any):
@@ -225,10 +236,10 @@ class Bridge:
         self.ends = {d: t for t, d in self.specials.items()}
         with_special, plain = tokenizer("a")["input_ids"], encode(tokenizer, "a")
         start = next((i for i in range(len(with_special)) if with_special[i : i + len(plain)] == plain), 0)
-        self.opening: list[int] = with_special[:start]  # what the draft's tokenizer puts before any text
+        self.opening: list[int] = with_special[:start]  # the tokens that the draft's tokenizer puts before any text
 
     def begin(self) -> Reading:
-        """What reads one text of the target in the draft's tokens, as it grows."""
+        """A `Reading` of one text of the target."""
         return Reading(self)
 
     def draft_tokens(self, prefix: list[int]) -> tuple[list[int], bool]:
@@ -241,7 +252,7 @@ class Bridge:
         return new[:first], self.ends.get(new[first]) if first < len(new) else None
 
     def new_text(self, own: list[int], new: list[int]) -> tuple[str, bool]:
-        """What the draft's tokens `new` add to the text of `own`, whole characters only; whether that is all of it."""
+        """The text that `new` adds to the draft's tokens `own`, in whole characters; whether that is all of it."""
         before, after = decode(self.draft, own[-LOOKBACK:]), decode(self.draft, own[-LOOKBACK:] + new)
         if not after.startswith(before):
             return "", False
@@ -249,17 +260,17 @@ class Bridge:
         return text, not unfinished
 
     def target_tokens(self, prefix: list[int], text: str) -> list[int]:
-        """Tokens that go on after `prefix` with `text`, perhaps none."""
+        """The target's tokens that continue `prefix` with `text`; may be empty."""
         tail = prefix[-LOOKBACK:]
         decoded = decode(self.target, tail)
         whole = decoded.rstrip(UNFINISHED)
         found = list(self._continuations(tail, whole, text))
         fitting = (tokens for tokens in found if decode(self.target, tail + tokens) == whole + text)
-        # a tokenizer that rewrites what it reads gives nothing that fits: then the first is as good a guess as any
+        # with a tokenizer that rewrites its input no candidate fits: then guess the first
         return next(fitting, found[0] if found and whole == decoded else [])
 
     def _continuations(self, tail: list[int], tail_text: str, text: str) -> Iterator[list[int]]:
-        """The tokens of `text` after the tail, and where they grow into each other, after a neutral text or nothing."""
+        """Candidates for the tokens of `text`: encoded after the tail; if they merge, after a newline or nothing."""
         for before, start in ((tail_text, tail), ("\n", encode(self.target, "\n")), ("", [])):
             tokens = encode(self.target, before + text)
             if tokens[: len(start)] == start:
@@ -267,14 +278,14 @@ class Bridge:
 
 
 class Reading:
-    """One text of the target in the draft's tokens: what is new is read, and a few words before it once more.
+    """One text of the target in the draft's tokens; only new tokens and a few words before them are encoded.
 
-    Between special tokens stands text.  Its last words are encoded again when it grows, since tokens may grow into each
-    other; what comes before a place where no tokenizer joins its words is not.
+    When the text between two special tokens grows, its last words are encoded again, since tokens may merge.  Tokens
+    before a place where no tokenizer merges are final.
 
     Attributes:
         own: the draft's tokens, without the opening.
-        settled: how many of them no longer change.
+        settled: how many of them are final.
     """
 
     def __init__(self, bridge: Bridge):
@@ -292,7 +303,7 @@ class Reading:
     def extend(self, prefix: list[int]) -> tuple[list[int], bool]:
         """The text of `prefix` in the draft's tokens, and whether it ends with a whole character.
 
-        What was read before is taken as known: of it only the last tokens are compared.
+        Of the tokens read before, only the last few are compared.
         """
         bridge = self.bridge
         if prefix[self._read - len(self._last) : self._read] != self._last:
@@ -315,12 +326,12 @@ class Reading:
         self._growing = GrowingText(
             Detokenizer(partial(decode, self.bridge.target), is_byte=bytes_of(self.bridge.target))
         )
-        self._text = ""  # final text from the last words of the settled tokens on
+        self._text = ""  # the final text from the last settled words on
         self._known: list[int] = []  # the tokens of those words
         self._stale = False
 
     def _encode(self) -> None:
-        """Bring `own` up to date with the text, and settle its tokens up to the last place between two words."""
+        """Update `own` from the text, and settle its tokens up to the last place between two words."""
         if not self._stale:
             return
         self._stale = False
@@ -333,18 +344,18 @@ class Reading:
         begin, end = places[-1 - WORDS], places[-1]
         words, known = (encode(tokenizer, self._text[i:end]) for i in (0, begin))
         again = encode(tokenizer, (self._text[begin:] + self._growing.open).rstrip(UNFINISHED))
-        if words + again[len(known) :] == tokens and again[: len(known)] == known:  # else this is no such place
+        if words + again[len(known) :] == tokens and again[: len(known)] == known:  # else tokens merge at this place
             self.settled += len(words) - held
             self._text, self._known = self._text[begin:], known
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:
-    """Tokens of `text` as it stands, with nothing put before or after it."""
+    """Tokens of `text` as it is, without special tokens before or after it."""
     return list(tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
 
 
 def decode(tokenizer: Any, tokens: list[int]) -> str:
-    """The text of `tokens`, special ones shown, spaces left as they are."""
+    """The text of `tokens`, with special tokens, and spaces unchanged."""
     return tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False) if tokens else ""
 
 
@@ -362,11 +373,11 @@ def size_of(tokenizer: Any) -> int:
 def contents(tokenizer: Any) -> dict[str, int]:
     """The text that each ordinary token adds to a text, and its id.
 
-    Read off what the tokenizer writes, not off its token names, which spell a space in as many ways as there are
-    kinds of tokenizer.  Parts of a character are left out.
+    Taken from decoded text, not from token names: each kind of tokenizer spells a space differently there.  Parts of a
+    character are left out.
     """
     ids = sorted(set(tokenizer.get_vocab().values()) - set(special_tokens(tokenizer)))
-    # a word to stand before each token: some tokenizers swallow the space at the beginning of a text
+    # put a word before each token: some tokenizers drop the space at the beginning of a text
     anchor = next((i for i in ids if decode(tokenizer, [i]).strip().isalnum()), None)
     if anchor is None:
         return {}
@@ -382,9 +393,9 @@ def contents(tokenizer: Any) -> dict[str, int]:
 
 
 def difference(tokenizer: Any, target_tokenizer: Any) -> str | None:
-    """In words, the first id that stands for different tokens; None where two tokenizers agree.
+    """The first id that stands for different tokens, as a sentence; None if the two tokenizers agree.
 
-    Ids that only one of them has do not count: a vocabulary may be padded, or have tokens added at its end.
+    Ids that only one of them has are ignored: a vocabulary may be padded, or have tokens added at its end.
     """
     own, other = ({i: name for name, i in t.get_vocab().items()} for t in (tokenizer, target_tokenizer))
     bad = next((i for i in sorted(own.keys() & other.keys()) if own[i] != other[i]), None)

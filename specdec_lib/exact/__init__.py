@@ -1,4 +1,4 @@
-"""Proofs by enumeration: tabular models with rational laws, and the exact output law of any rule on them."""
+"""Proofs by enumeration: tabular models with rational probabilities, and the exact law of the output of any rule."""
 
 from .law import OutputLaw, accepted_law, cut_after_end, distance, output_law, round_law, target_law
 from .models import KINDS, Draft, TabularModel, constant_model, fractions, random_model, random_pair

@@ -1,9 +1,12 @@
 """The exact law of what speculative decoding writes: no sampling, every branch summed.
 
+A *law* is the exact probability distribution of a whole output: of all tokens that decoding writes, or that one round
+writes.  The word is kept for this; for a single token the library says distribution, or probabilities.
+
 A round is a sum over drafts, accepted lengths and correction tokens; decoding is a sum over rounds.  Prefixes are
 visited from short to long, each once with all the probability that reaches it, so the work is the number of prefixes
-times the number of drafts.  With fractions the result is a proof for the models at hand: a total variation of 0 is the
-number 0.  The functions of `verify/` are called as they are: what is proved here is what the decoder runs.
+times the number of drafts.  With fractions the result is a proof for the given models: a total variation of 0 is
+exactly 0.  The functions of `verify/` are called unchanged: what is proved here is what the decoder runs.
 """
 
 from __future__ import annotations
@@ -20,11 +23,11 @@ from ..verify.multidraft import TreeVerifier
 from .models import Draft, Prefix, TabularModel, as_draft, stacked
 
 SequenceLaw: TypeAlias = dict[Prefix, Any]
-"""Probability of each sequence; those of probability 0 are left out."""
+"""A law: the probability of each sequence.  Sequences of probability 0 are left out."""
 
 Rule: TypeAlias = str | Verifier | TreeVerifier
 Branch: TypeAlias = tuple[int, Prefix, Any]
-"""Accepted length, tokens emitted, probability."""
+"""Accepted length, emitted tokens, probability."""
 
 
 # -- one round -----------------------------------------------------------------------------------------
@@ -59,7 +62,7 @@ def chain_rounds(rule: Verifier, target: TabularModel, draft: Draft) -> Callable
 
 
 def tree_rounds(rule: TreeVerifier, target: TabularModel, draft: Draft) -> Callable[[Prefix, int], Iterator[Branch]]:
-    """Children off the kept path never matter, so a tree is a walk along that path, drawing children as it goes."""
+    """A tree is a walk along the kept path, which draws children as it goes: those off the path never matter."""
 
     @cache
     def node(text: Prefix) -> tuple[dict[int, Any], dict[int, Any]]:
@@ -105,7 +108,7 @@ def merged(branches: Iterable[Branch]) -> dict[tuple[int, Prefix], Any]:
 def round_law(
     verifier: Rule, target: TabularModel, draft: TabularModel | Draft, gamma: int, prefix: Prefix = ()
 ) -> dict[tuple[int, Prefix], Any]:
-    """The law of one round after `prefix`: probability of each (accepted length, tokens emitted), nothing cut.
+    """The law of one round after `prefix`: probability of each (accepted length, emitted tokens); nothing is cut.
 
     >>> from .models import constant_model, fractions
     >>> p, q = constant_model(fractions("1/3", "2/3")), constant_model(fractions("2/3", "1/3"))
@@ -118,7 +121,7 @@ def round_law(
 def accepted_law(
     verifier: Rule, target: TabularModel, draft: TabularModel | Draft, gamma: int, prefix: Prefix = ()
 ) -> list:
-    """The exact law of the accepted length of one round after `prefix`: `gamma + 1` numbers.
+    """The exact distribution of the accepted length of one round after `prefix`: `gamma + 1` numbers.
 
     >>> from .models import constant_model, fractions
     >>> p, q = constant_model(fractions("1/3", "2/3")), constant_model(fractions("2/3", "1/3"))
@@ -137,7 +140,7 @@ def accepted_law(
 
 
 def cut_after_end(tokens: Prefix, end: int | None) -> Prefix:
-    """The tokens up to and with the first end token.
+    """The tokens up to the first end token, which is included.
 
     >>> cut_after_end((3, 1, 0, 2), end=1)
     (3, 1)
@@ -147,11 +150,11 @@ def cut_after_end(tokens: Prefix, end: int | None) -> Prefix:
 
 @dataclass(frozen=True)
 class OutputLaw:
-    """What decoding writes, and how many rounds it takes.
+    """The law of the output of decoding, and the expected number of rounds.
 
     Attributes:
-        sequences: probability of each output; an output is shorter than asked only when it ends in the end token.
-        rounds: expected number of rounds, which is target passes.
+        sequences: probability of each output; an output is shorter than asked for only if it ends in the end token.
+        rounds: expected number of rounds, one target pass each.
         histogram: expected number of rounds with `n` accepted tokens, `n = 0..gamma`, before anything is cut.
     """
 
@@ -166,12 +169,12 @@ class OutputLaw:
 
     @property
     def tokens_per_pass(self) -> Any:
-        """Expected tokens over expected target passes: what the block efficiency of many runs tends to."""
+        """Expected tokens over expected target passes: the limit of the block efficiency over many runs."""
         return self.tokens / self.rounds
 
     @property
     def accepted(self) -> list:
-        """The law of the accepted length of a round picked at random among all rounds of many runs."""
+        """The distribution of the accepted length of a round that is picked at random from all rounds of many runs."""
         return [count / self.rounds for count in self.histogram]
 
 
@@ -189,13 +192,13 @@ def output_law(
 
     Args:
         verifier: name of a verifier, a `Verifier`, or a `TreeVerifier` (then `gamma` is the depth of the tree).
-        target: the model whose law should come out.
-        draft: a model, or a `Draft` where what is reported differs from what is done.
+        target: the model whose law is expected.
+        draft: a model, or a `Draft` if the reported distributions differ from those that are drawn from.
         gamma: draft length, at least 0.
         length: number of tokens asked for; an end token ends a sequence earlier.
-        cap: whether the last rounds draft no more than can be used (`transformers` does so); else each round
-            drafts `gamma` tokens and what runs over is trimmed.  The two write different rounds, the same law.
-        cut: what is left of the tokens of one round when one of them is the end token.
+        cap: whether the last rounds draft no more than can be used, as in `transformers`; else each round drafts
+            `gamma` tokens and tokens past `length` are trimmed.  The rounds differ, the law is the same.
+        cut: `(tokens of a round, end token) -> ` the tokens that are kept.
 
     Returns:
         An `OutputLaw`; its numbers are fractions when the models' are.
@@ -238,7 +241,7 @@ def output_law(
 
 
 def target_law(target: TabularModel, length: int) -> SequenceLaw:
-    """The law of plain decoding: the product of the target's next-token laws, up to `length` or the end token."""
+    """The law of plain decoding: products of the target's next-token probabilities, up to `length` or the end token."""
     law: SequenceLaw = {(): 1}
     for _ in range(length):
         longer: SequenceLaw = {}

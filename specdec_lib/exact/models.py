@@ -1,7 +1,7 @@
-"""Language models small enough to be written down: one law of the next token for each prefix.
+"""Language models small enough to be written down: one next-token distribution for each prefix.
 
-The laws are fractions, so that everything computed from them is a proof, not a measurement.  They depend on the
-whole prefix: a rule that mixes up positions or contexts cannot hide, as it can when every position has the same law.
+The probabilities are fractions, so everything computed from them is a proof, not a measurement.  They depend on the
+whole prefix: this exposes a rule that mixes up positions or contexts, which equal distributions everywhere would hide.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from ..errors import SpecdecError
 
 Prefix: TypeAlias = tuple[int, ...]
 Block: TypeAlias = tuple[Any, Prefix, Array]
-"""Probability of a draft, its `g` tokens, and the `g + 1` laws reported for them and for the position after."""
+"""Probability of a draft, its `g` tokens, and the `g + 1` distributions reported for them and for the next position."""
 
 KINDS = ("stochastic", "deterministic", "partial", "identical")
 
 
-def check_law(law: Array, vocabulary: int) -> None:
-    """Raises `SpecdecError` unless `law` is `vocabulary` numbers, none negative, that sum to 1 (floats: to 1e-9)."""
-    if law.shape != (vocabulary,):
-        raise SpecdecError(f"a next-token law must have shape ({vocabulary},), got {law.shape}")
-    if not all(x >= 0 for x in law.tolist()):  # also false for nan
-        raise SpecdecError(f"a next-token law must be non-negative numbers, got {[str(x) for x in law]}")
-    if abs(law.sum() - 1) > (0 if law.dtype == object else 1e-9):
-        raise SpecdecError(f"a next-token law must sum to 1, got {law.sum()}: normalise it first")
+def check_probs(probs: Array, vocabulary: int) -> None:
+    """Raises `SpecdecError` unless `probs` is `vocabulary` numbers, none negative, that sum to 1 (floats: to 1e-9)."""
+    if probs.shape != (vocabulary,):
+        raise SpecdecError(f"next-token probabilities must have shape ({vocabulary},), got {probs.shape}")
+    if not all(x >= 0 for x in probs.tolist()):  # also false for nan
+        raise SpecdecError(f"next-token probabilities must not be negative, got {[str(x) for x in probs]}")
+    if abs(probs.sum() - 1) > (0 if probs.dtype == object else 1e-9):
+        raise SpecdecError(f"next-token probabilities must sum to 1, got {probs.sum()}: normalise them first")
 
 
 @dataclass(frozen=True)
 class TabularModel:
-    """A language model given by a function from prefix to law, remembered once computed.
+    """A language model given by a function from prefix to next-token distribution, computed once for each prefix.
 
     Attributes:
         vocabulary: number of tokens.
-        rule: `prefix -> law [V]`, fractions (an object array) or floats.
+        rule: `prefix -> [V]`, the next-token probabilities: fractions (an object array) or floats.
         end: the token that ends a sequence, or None.
 
     >>> model = TabularModel(2, lambda prefix: fractions("1/4", "3/4") if 0 in prefix else fractions("1/2", "1/2"))
@@ -53,21 +53,21 @@ class TabularModel:
     _table: dict[Prefix, Array] = field(default_factory=dict, repr=False, compare=False)
 
     def law(self, prefix: Prefix) -> Array:
-        """The law `[V]` of the token after `prefix`."""
+        """The distribution `[V]` of the token after `prefix`."""
         if prefix not in self._table:
-            law = self.rule(prefix)
-            check_law(law, self.vocabulary)
-            self._table[prefix] = law
+            probs = self.rule(prefix)
+            check_probs(probs, self.vocabulary)
+            self._table[prefix] = probs
         return self._table[prefix]
 
     def mapped(self, change: Callable[[Array], Array]) -> TabularModel:
-        """The model whose laws are `change(law)`: another temperature, a filter, floats."""
+        """The model whose distributions are `change(probs)`: another temperature, a filter, floats."""
         return TabularModel(self.vocabulary, lambda prefix: change(self.law(prefix)), self.end)
 
 
-def constant_model(law: Array, end: int | None = None) -> TabularModel:
-    """The model that ignores its context.  Fine for single-token facts; several faults cannot be seen with it."""
-    return TabularModel(len(law), lambda prefix: law, end)
+def constant_model(probs: Array, end: int | None = None) -> TabularModel:
+    """The model that ignores its context.  Fine for single-token facts; some faults do not show with it."""
+    return TabularModel(len(probs), lambda prefix: probs, end)
 
 
 def fractions(*numbers: Any) -> Array:
@@ -80,14 +80,14 @@ def fractions(*numbers: Any) -> Array:
 
 
 def random_model(vocabulary: int, seed: int, end: int | None = None, zeros: bool = False) -> TabularModel:
-    """A model whose law at each prefix is drawn from `seed` and the prefix: whole numbers over a common total.
+    """A model with random probabilities, fixed by `seed` and the prefix: whole numbers over one total.
 
-    The total is the same at all prefixes because fractions with one small denominator stay small when many of them
-    are multiplied and added; exact sums are an order of magnitude faster for it.
+    All prefixes share one total, because fractions with one small denominator stay small when many of them are
+    multiplied and added; this makes exact sums about ten times as fast.
 
     Args:
         vocabulary: number of tokens, at least 2.
-        seed: same seed, same model.
+        seed: the same seed gives the same model.
         end: end token, or None.
         zeros: whether tokens may have probability 0 (about one in four has).
     """
@@ -110,7 +110,7 @@ def random_pair(kind: str, vocabulary: int, seed: int, end: int | None = None) -
 
     * `stochastic`: both have full support;
     * `deterministic`: the draft is a point mass (a lookup, an n-gram table) that changes with the prefix;
-    * `partial`: both have zeros, so that supports overlap in part, and at some prefixes not at all;
+    * `partial`: both have zeros, so the supports overlap only in part, and at some prefixes not at all;
     * `identical`: the draft is the target.
     """
     if kind not in KINDS:
@@ -124,23 +124,23 @@ def random_pair(kind: str, vocabulary: int, seed: int, end: int | None = None) -
     return target, draft
 
 
-def never(law: Array, token: int) -> bool:
+def never(probs: Array, token: int) -> bool:
     return False
 
 
 @dataclass(frozen=True)
 class Draft:
-    """How draft tokens truly come about, apart from what is reported about it.
+    """What draft tokens are drawn from, and separately what is reported about it.
 
-    A correct drafter reports the law that it draws from.  Keeping the two apart lets the drafter's faults be stated:
-    an argmax draft scored as a softmax, a filter that the report leaves out.
+    A correct drafter reports the distribution that it draws from.  With the two apart, a drafter's faults can be
+    stated: an argmax draft scored as a softmax, or a filter that the report leaves out.
 
     Attributes:
         sampled_from: the model that tokens are drawn from.
-        reported: the model whose laws the verifier is given as `q`.
-        stop: `(reported law, token) -> bool`: whether drafting ends with this token (adaptive draft length).
-        drop: whether the token that ended it is thrown away.  Keeping it is exact; dropping it is not, because
-            what is left was chosen by a look at the token.
+        reported: the model whose distributions the verifier gets as `q`.
+        stop: `(reported distribution, token) -> bool`: whether drafting ends with this token (adaptive draft length).
+        drop: whether the token that ended the draft is dropped.  Keeping it is lossless; dropping it is not, because
+            then the draft's length depends on a token that is never tested.
     """
 
     sampled_from: TabularModel
@@ -149,19 +149,19 @@ class Draft:
     drop: bool = False
 
     def blocks(self, prefix: Prefix, gamma: int) -> Iterator[Block]:
-        """Every draft of up to `gamma` tokens after `prefix`, with its probability and its reported laws.
+        """Every draft of up to `gamma` tokens after `prefix`, with its probability and reported distributions.
 
-        Drafting ends after the end token of the model that is sampled from, if it has one.  The laws have one row
-        more than there are tokens; the last is the draft's law at the position after, which only a rule that
-        draws its bonus token from it reads.
+        Drafting ends after the end token of the model that is sampled from, if it has one.  There is one more row of
+        distributions than tokens: the last is the draft's distribution at the next position, which is read only by a
+        rule that draws its bonus token from it.
         """
         yield from self._extend(1, prefix, len(prefix), gamma, [])
 
-    def _extend(self, weight: Any, text: Prefix, start: int, gamma: int, laws: list) -> Iterator[Block]:
+    def _extend(self, weight: Any, text: Prefix, start: int, gamma: int, rows: list) -> Iterator[Block]:
         reported = self.reported.law(text)
-        laws = [*laws, reported]
+        rows = [*rows, reported]
         if len(text) - start == gamma:
-            yield weight, text[start:], stacked(laws)
+            yield weight, text[start:], stacked(rows)
             return
         ends = self.sampled_from.end
         for token, chance in enumerate(self.sampled_from.law(text).tolist()):
@@ -170,21 +170,21 @@ class Draft:
             longer = (*text, token)
             stops = self.stop(reported, token)
             if stops and self.drop:
-                yield weight * chance, text[start:], stacked(laws)
+                yield weight * chance, text[start:], stacked(rows)
             elif stops or token == ends:
-                yield weight * chance, longer[start:], stacked([*laws, self.reported.law(longer)])
+                yield weight * chance, longer[start:], stacked([*rows, self.reported.law(longer)])
             else:
-                yield from self._extend(weight * chance, longer, start, gamma, laws)
+                yield from self._extend(weight * chance, longer, start, gamma, rows)
 
 
-def stacked(laws: list) -> Array:
-    """Laws as the rows of one array."""
-    rows = np.empty((len(laws), len(laws[0])), dtype=laws[0].dtype)
-    for i, law in enumerate(laws):
-        rows[i] = law
-    return rows
+def stacked(rows: list) -> Array:
+    """Distributions as the rows of one numpy array; the loop is faster than `np.stack` on fractions."""
+    result = np.empty((len(rows), len(rows[0])), dtype=rows[0].dtype)
+    for i, row in enumerate(rows):
+        result[i] = row
+    return result
 
 
 def as_draft(draft: TabularModel | Draft) -> Draft:
-    """A model as the drafter that draws from it and says so."""
+    """A model as the draft that is drawn from it and reports it truly."""
     return draft if isinstance(draft, Draft) else Draft(draft, draft)

@@ -1,12 +1,12 @@
 """A Llama-family forward pass with few, large operations, for decoding one or a few positions at a time.
 
-`transformers` runs some forty small operations a layer; with a 135 M model on a CPU they cost more time
-than the matrix products.  Here a layer is sixteen: query, key and value in one product, gate and up in
+`transformers` runs about forty small operations a layer; for a 135 M model on a CPU they cost more time
+than the matrix products.  Here a layer has sixteen: query, key and value in one product, gate and up in
 another, keys and values written in place into a preallocated cache.  On a CPU the weights are laid out once
-for oneDNN (`pack`) instead of at each call, which is what makes checking six positions cost little more than
-checking one: the memory-bound regime that the runtime analysis of the paper assumes.
+for oneDNN (`pack`) instead of at each call, so that verifying six positions costs little more than
+one: the memory-bound regime that the runtime analysis of the paper assumes.
 
-The result equals the stock model's to float32 rounding; `tests/test_fast.py` holds it to that.
+The result equals that of transformers' model up to float32 rounding (`tests/test_session.py`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def packed_linears_available(dtype: torch.dtype = torch.float32) -> bool:
 
 @cache
 def _can_pack(dtype: torch.dtype) -> bool:
-    """Found by trying it, once for each dtype: oneDNN refuses bfloat16 where the processor lacks an instruction set."""
+    """Tries it, once for each dtype: oneDNN refuses bfloat16 if the processor lacks an instruction set."""
     try:
         weight = torch.ops.mkldnn._reorder_linear_weight(torch.ones(16, 16, dtype=dtype), PackedLinear.ROWS)
         torch.ops.mkldnn._linear_pointwise(torch.ones(1, 16, dtype=dtype), weight, None, "none", [], "")
@@ -46,7 +46,7 @@ def _can_pack(dtype: torch.dtype) -> bool:
 
 
 class PackedLinear:
-    """`y = x W^T + b` with W reordered once for oneDNN; a plain `F.linear` where `packed_linears_available` says no."""
+    """`y = x W^T + b` with W reordered once for oneDNN; a plain `F.linear` if `packed_linears_available` is false."""
 
     ROWS = 8  # the number of rows that the layout is chosen for: a draft of 7 and its bonus position
 
@@ -67,9 +67,9 @@ class PackedLinear:
 class Cache:
     """Keys and values of one batch, `[layers, batch, kv_heads, capacity, head_dim]`, written in place.
 
-    After `capture_hidden` it also keeps what chosen layers gave at each position, in `features`
-    `[batch, capacity, len(watched), width]`.  The capacity
-    at least doubles when it is exceeded, so a cache may start small.
+    After `capture_hidden` it also keeps the hidden states of the `captured_layers` at each position, in `features`
+    `[batch, capacity, len(captured_layers), width]`.  The capacity at least doubles when it is exceeded, so a cache may
+    start small.
     """
 
     def __init__(self, layers: int, batch: int, kv_heads: int, capacity: int, head_dim: int, like: torch.Tensor):
@@ -77,7 +77,7 @@ class Cache:
         self.keys = torch.zeros(shape, dtype=like.dtype, device=like.device)
         self.values = torch.zeros(shape, dtype=like.dtype, device=like.device)
         self.length = 0
-        self.watched: tuple[int, ...] = ()
+        self.captured_layers: tuple[int, ...] = ()
         self.features = self.keys.new_zeros(batch, capacity, 0, 0)
 
     @property
@@ -85,20 +85,21 @@ class Cache:
         return self.keys.shape[3]
 
     def capture_hidden(self, layers: Sequence[int], width: int) -> None:
-        """From now on keep the hidden states `[width]` after so many layers; the last layer's after the final norm.
+        """From now on keep the hidden states `[width]` after these layers; the last layer's after the final norm.
 
-        What was watched before still is: `features` holds, in the order of `watched`, the layers of all who asked.
+        Layers that were captured before stay: `features` holds the layers of all calls, in the order of
+        `captured_layers`.
         """
-        self.watched += tuple(k for k in dict.fromkeys(layers) if k not in self.watched)
+        self.captured_layers += tuple(k for k in dict.fromkeys(layers) if k not in self.captured_layers)
         old = self.features
-        self.features = self.keys.new_zeros(self.keys.shape[1], self.capacity, len(self.watched), width)
+        self.features = self.keys.new_zeros(self.keys.shape[1], self.capacity, len(self.captured_layers), width)
         if old.shape[2]:
             self.features[:, :, : old.shape[2]] = old
 
     def record_hidden(self, layers: int, x: torch.Tensor, at: tuple[torch.Tensor, torch.Tensor] | None) -> None:
-        """Keep hidden states `x` [batch, n, width] after `layers` layers, if they are watched; `at` as in `write`."""
-        for k, watched in enumerate(self.watched):
-            if watched != layers:
+        """Keep hidden states `x` [batch, n, width] after `layers` layers, if they are captured; `at` as in `write`."""
+        for k, captured in enumerate(self.captured_layers):
+            if captured != layers:
                 continue
             if at is None:
                 self.features[:, self.length : self.length + x.shape[1], k] = x
@@ -119,7 +120,7 @@ class Cache:
             self.values[layer, rows, :, places] = values
 
     def reserve(self, needed: int) -> None:
-        """Make room for `needed` positions, keeping what is there."""
+        """Make room for `needed` positions; what is stored stays."""
         if needed <= self.capacity:
             return
         capacity = max(needed, 2 * self.capacity)
@@ -141,7 +142,7 @@ class Cache:
 
 FAMILIES = ("llama", "qwen2", "shortlist_llama")
 PLAIN = (torch.nn.Linear, torch.nn.Embedding, torch.nn.ModuleList, torch.nn.RMSNorm, torch.nn.SiLU)
-HOMES = (  # of the other classes that a model of these families is made of
+MODULES_OF_PLAIN = (  # where the other classes of these families come from
     "transformers.activations",
     "transformers.models.llama.modeling_llama",
     "transformers.models.qwen2.modeling_qwen2",
@@ -151,18 +152,18 @@ HOMES = (  # of the other classes that a model of these families is made of
 
 
 def altered(model: torch.nn.Module) -> str | None:
-    """What of `model` computes otherwise than its weights say: an adapter, a quantised layer, a subclass, a hook.
+    """The first part of `model` that its weights do not tell of: an adapter, a quantised layer, a subclass, a hook.
 
-    None where every part is the plain one that transformers builds.
+    None if every part is as transformers builds it.
     """
     if getattr(model.config, "quantization_config", None):
         return "quantised weights"
     for name, module in model.named_modules():
         kind, what = type(module), name or "the model"
-        if kind not in PLAIN and kind.__module__ not in HOMES:
+        if kind not in PLAIN and kind.__module__ not in MODULES_OF_PLAIN:
             return f"{what} is a {kind.__module__}.{kind.__qualname__}"
         hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-        # what transformers leaves where hidden states were asked for once changes nothing
+        # hooks that transformers leaves after `output_hidden_states` change nothing
         if any(not getattr(hook, "__module__", "").startswith("transformers.utils.") for hook in hooks):
             return f"{what} has a forward hook"
         own = vars(module).get("forward")
@@ -254,7 +255,7 @@ class FastLlama:
                 )
             )
         self.head = _joined([model.get_output_embeddings()], pack, release)
-        self.shortlist = getattr(model, "shortlist", None)  # the tokens that the head scores; None means all
+        self.shortlist = getattr(model, "shortlist", None)  # the tokens that the head scores; None for all
         self.token_index = getattr(model, "token_index", None)  # the embedding that each token is read as
         self._rope_source = model.model.rotary_emb
         self._rotary = self._table(256)
@@ -263,12 +264,12 @@ class FastLlama:
         positions = torch.arange(length, device=self.device)[None]
         cos, sin = self._rope_source(self.embedding[:1, None], positions)
         half = self.head_dim // 2
-        sin = torch.cat([-sin[..., :half], sin[..., half:]], -1)  # the sign of rotate_half, folded in
+        sin = torch.cat([-sin[..., :half], sin[..., half:]], -1)  # includes the sign of rotate_half
         return cos[0], sin[0]
 
     def _rope(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines `[>= length, head_dim]` of the positions; the table doubles when a text outgrows it."""
-        table = self._rotary  # once: another thread may put a longer one in its place
+        """Cosines and sines `[>= length, head_dim]` of the positions; the table doubles when a text is longer."""
+        table = self._rotary  # read once: another thread may replace it by a longer one
         if len(table[0]) < length:
             table = self._rotary = self._table(max(length, 2 * len(table[0])))
         return table
@@ -285,16 +286,16 @@ class FastLlama:
     ) -> torch.Tensor:
         """Feed `ids` [batch, n] after what the cache holds; returns final hidden states [batch, n, width].
 
-        With `layers` only the first ones run: the other layers' keys and values of these positions are not written.
-        With `starts` [batch] each row has its own length, at most `cache.length`: its ids are written from there on.
+        With `layers` only that many first layers run: the other layers' keys and values are not written.
+        With `starts` [batch] each row has its own length, at most `cache.length`; its ids are written after that.
         """
         x = self.embedding[ids if self.token_index is None else self.token_index[ids]]
-        return self.through(x, cache, layers, starts)
+        return self.forward_embeds(x, cache, layers, starts)
 
-    def through(
+    def forward_embeds(
         self, x: torch.Tensor, cache: Cache, layers: int | None = None, starts: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """As `hidden`, from embedded positions `x` [batch, n, width]."""
+        """As `hidden`, from embeddings `x` [batch, n, width]."""
         if x.shape[1] == 0:
             return x
         cache.reserve(cache.length + x.shape[1])
@@ -305,7 +306,7 @@ class FastLlama:
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
     def _pass(self, x: torch.Tensor, cache: Cache, layers: int | None, starts: torch.Tensor | None) -> torch.Tensor:
-        """As `through`, for at most `prefill_chunk` positions that the cache has room for."""
+        """As `forward_embeds`, for at most `prefill_chunk` positions, for which the cache has room."""
         batch, n, _ = x.shape
         start, end = cache.length, cache.length + n
         cosines, sines = self._rope(end)
@@ -353,9 +354,9 @@ class FastLlama:
         hidden = self.hidden(ids, cache)
         if last == 0:
             return hidden.new_zeros(ids.shape[0], 0, self.config.vocab_size)
-        return self.scores(hidden[:, hidden.shape[1] - last :])
+        return self.lm_head(hidden[:, hidden.shape[1] - last :])
 
-    def scores(self, hidden: torch.Tensor) -> torch.Tensor:
+    def lm_head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits `[..., vocabulary]` of final hidden states `[..., width]`."""
         scores = self.head(hidden)
         if self.shortlist is None:

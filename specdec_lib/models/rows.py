@@ -1,4 +1,4 @@
-"""Rows of different length in one tensor: padding, and where the columns of a transformers cache hold which row."""
+"""Rows of different length in one tensor: padding, and which columns of a transformers cache belong to which row."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def on_device(values: Sequence, device: torch.device, dtype: torch.dtype = torch.long) -> torch.Tensor:
-    """Numbers as a tensor on `device`, for which the host does not wait."""
+    """Numbers as a tensor on `device`; the host does not wait for the copy."""
     return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)
 
 
@@ -27,19 +27,19 @@ def padded(rows: Sequence[Sequence[int] | torch.Tensor], device: torch.device) -
 
 
 def tail(values: torch.Tensor, rows: Sequence[Sequence[int] | torch.Tensor], last: Sequence[int]) -> list[torch.Tensor]:
-    """Of each of `rows` the last `last[i]` of its `values` `[rows, m, ...]`, which end with the longest row."""
+    """For each row its last `last[i]` entries of `values` `[rows, m, ...]`; its last column ends the longest row."""
     longest, m = max(map(len, rows)), values.shape[1]
     ends = [len(row) - longest + m for row in rows]
     return [value[end - k : end] if k else value[:0] for value, end, k in zip(values, ends, last, strict=True)]
 
 
-class Columns:
+class AlignedCacheRows:
     """Which columns of a transformers cache hold the tokens of each row.
 
-    The tokens of a row stand in neighbouring columns, and before a pass all rows end in the last one.  So the distance
-    of two columns is the distance of their tokens, which is what relative positions and sliding windows count.  What
-    lies left of a row is masked.  Rolling back only moves numbers; putting the columns in order again, before the next
-    pass, also drops those that no row needs, so that memory does not grow with refused tokens.
+    The tokens of a row are in neighbouring columns, and before a pass all rows end in the last column.  So the distance
+    of two columns is the distance of their tokens, which relative positions and sliding windows need.  AlignedCacheRows
+    left of a row are masked.  A rollback only changes numbers.  The next pass aligns the columns again, which also
+    drops columns that no row needs, so memory does not grow with rejected tokens.
     """
 
     def __init__(self, rows: int):
@@ -47,7 +47,7 @@ class Columns:
         self._ends = [0] * rows  # the column after a row's last token
 
     def align(self, cache: Any) -> None:
-        """Let every row end in the last column of `cache`, which gets as many columns as the longest row has tokens."""
+        """Move every row to the end of `cache`, which then has as many columns as the longest row has tokens."""
         longest = max(self.lengths)
         if {cache.get_seq_length(), *self._ends} == {longest}:
             return
@@ -56,32 +56,32 @@ class Columns:
         for layer in cache.layers:
             for name in ("keys", "values"):
                 if (held := getattr(layer, name)) is not None:
-                    index = index.to(held.device)  # once, unless the layers are spread over several devices
+                    index = index.to(held.device)  # moves once, unless the layers are on several devices
                     setattr(layer, name, held.gather(2, index.expand(-1, held.shape[1], -1, held.shape[3])))
         self._ends = [longest] * len(self._ends)
 
     def in_step(self, columns: int) -> bool:
-        """Whether all rows are equally long and the cache, of so many columns, holds their tokens alone."""
+        """Whether all rows are equally long and the cache, with this many columns, holds only their tokens."""
         return {*self.lengths, *self._ends} == {columns}
 
     def extend_all(self, n: int) -> None:
-        """Append `n` tokens to each of rows that are in step."""
+        """Append `n` tokens to each row; the rows must be in step."""
         self.lengths = [held + n for held in self.lengths]
         self._ends = list(self.lengths)
 
     def extend(self, counts: Sequence[int], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append `counts[i]` tokens, padded on the right, to aligned columns; mask `[rows, columns]`, positions
-        `[rows, n]`.
+        """Append `counts[i]` tokens, padded on the right, to aligned columns.
 
-        Only what is left of a row needs the mask: no token sees what is right of it.  So padding sees itself at least,
-        also behind a window, and never becomes NaN.
+        Returns the mask `[rows, columns]` and the positions `[rows, n]`.  Only the columns left of a row are masked,
+        since no token sees columns to its right.  So padding sees at least itself, also with a window, and never
+        becomes NaN.
         """
         begin, n = max(self.lengths), max(counts)
         before = on_device(self.lengths, device)[:, None]
         self.lengths = [held + count for held, count in zip(self.lengths, counts, strict=True)]
         after = on_device(self.lengths, device)[:, None]
         seen = torch.arange(begin + n, device=device) >= begin - before
-        # those of the row alone; its padding must not go beyond the model's context
+        # padding repeats the row's last position, so as not to exceed the model's context
         positions = (before + torch.arange(n, device=device)).minimum(after - 1).clamp(min=0)
         self._ends = [begin + count for count in counts]
         return seen.long(), positions

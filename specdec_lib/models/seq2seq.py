@@ -1,17 +1,17 @@
-"""Sessions of an encoder-decoder, the paper's own kind of model: T5, BART and their like.
+"""Sessions of an encoder-decoder, the paper's own kind of model: T5, BART and the like.
 
-To the loops it looks like any other model that is fed a text and rolled back.  The text is
+The decoding loop feeds it and rolls it back like any other model.  The text is
 
     source, start marker, output
 
-and `Pair.encode` writes the first two.  The marker is the id one past the vocabulary, so no source, no model and no
-drafter can write it; the decoder reads it as its start token.  The encoder runs once, when the source is fed; its
-output and the keys and values that the decoder makes of it stay until the source changes.  Logits follow the marker
-and the output only.  Logits processors and stopping criteria are shown what transformers shows them: the start token
-and the output (`DecoderView`).
+and `Pair.encode` writes the first two.  The marker is the id after the last of the vocabulary, so no source,
+model or drafter can write it; the decoder reads it as its start token.  The encoder runs once, when the source is fed;
+its output, and the decoder's keys and values of it, stay until the source changes.  Only the marker and the output have
+logits.  Logits processors and stopping criteria see what transformers shows them: the start token and the output
+(`DecoderView`).
 
-What is relied on, pinned by `tests/test_seq2seq.py`: `EncoderDecoderCache` crops the decoder's part alone, and the
-model takes `encoder_outputs` in place of a source.
+This relies on two facts, pinned by `tests/test_seq2seq.py`: `EncoderDecoderCache` crops the decoder's part alone, and
+the model takes `encoder_outputs` in place of a source.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from ..errors import SpecdecError
 from .pair import start_marker, vocabulary_size
-from .rows import Columns, padded, tail
+from .rows import AlignedCacheRows, padded, tail
 from .session import Ids, Session, cache_keyword, class_name, device_of
 
 
 def start_token(model: Any) -> int:
-    """What the decoder reads before the output."""
+    """The token that the decoder reads before the output."""
     token = model.config.decoder_start_token_id
     if token is None:
         raise SpecdecError(f"{class_name(model)} names no decoder_start_token_id: set it in the model's config.json")
@@ -38,7 +38,7 @@ def start_token(model: Any) -> int:
 
 
 def new_cache(of_outputs: Any = None) -> Any:
-    """An empty cache; of the outputs, `of_outputs` if given: what was made of the sources is forgotten."""
+    """A cache without sources; for the outputs `of_outputs` if given, else an empty cache."""
     from transformers import DynamicCache, EncoderDecoderCache
 
     # without a config the caches grow a layer at a time: some configs count the encoder's layers
@@ -48,8 +48,8 @@ def new_cache(of_outputs: Any = None) -> Any:
 class EncoderDecoderSession(Session):
     """A session on a transformers encoder-decoder; a row's length counts its source, the marker and its output.
 
-    While the outputs of all rows are equally long, one decoder pass without a mask serves them.  Once they part they
-    stand in aligned columns, which not every model can read: `support.check_rows` asks it.
+    While the outputs of all rows are equally long, one decoder pass needs no mask.  Once lengths differ they are kept
+    in aligned columns, which not every model can read: `support.check_rows` tests it.
 
     Args:
         model: for example a `T5ForConditionalGeneration`.
@@ -60,10 +60,10 @@ class EncoderDecoderSession(Session):
         self.model = model
         self.marker, self.start_token = start_marker(model), start_token(model)
         self.cache = new_cache()
-        self.columns = Columns(rows)
+        self.columns = AlignedCacheRows(rows)
         self._keyword = cache_keyword(model) or "past_key_values"
         self._sources: list[list[int]] = [[] for _ in range(rows)]
-        self._encoded: torch.Tensor | None = None  # [rows, longest source, width], None when sources have changed
+        self._encoded: torch.Tensor | None = None  # [rows, longest source, width]; None once a source changed
         self._real = torch.empty(rows, 0, dtype=torch.long, device=device_of(model))  # the mask of the sources
 
     @property
@@ -109,7 +109,7 @@ class EncoderDecoderSession(Session):
         return tail(logits, outputs, last)
 
     def _take_source(self, row: int, ids: Ids) -> Ids:
-        """Keep what belongs to the source; the rest, its marker replaced by the start token."""
+        """Store the ids of the source; returns the rest, with the start token in place of the marker."""
         if self.columns.lengths[row]:
             return ids
         ids = ids.tolist() if isinstance(ids, torch.Tensor) else list(ids)
@@ -123,7 +123,7 @@ class EncoderDecoderSession(Session):
         """Read the sources of all rows."""
         if not any(self._sources):
             raise ValueError("the output begins, but no source was fed")
-        # a row that has none yet still needs something to look at
+        # a row without a source needs at least one token
         sources = [source or [self.start_token] for source in self._sources]
         ids = padded(sources, self.device)
         real = [[1] * len(source) + [0] * (ids.shape[1] - len(source)) for source in sources]
@@ -133,7 +133,7 @@ class EncoderDecoderSession(Session):
         self.cache = new_cache(self.cache.self_attention_cache)
 
     def _padded(self, longest: int) -> bool:
-        """Whether a source is shorter than what was encoded: then the decoder must not look at all of it."""
+        """Whether a source is shorter than the longest one: then the decoder needs a mask."""
         return any(len(source) < longest for source in self._sources)
 
     def _rollback(self, lengths: list[int]) -> None:
@@ -160,12 +160,12 @@ class EncoderDecoderSession(Session):
 
 @dataclass(frozen=True)
 class DecoderView:
-    """A logits processor or a stopping criterion, shown the start token and the output in place of the whole text.
+    """A logits processor or stopping criterion that sees the start token and the output instead of the whole text.
 
     Attributes:
         rule: a function of `(ids [1, n], scores)`.
-        marker: what stands before the output in the text.
-        start: what stands there for `rule`.
+        marker: the id before the output in the text.
+        start: the id that `rule` sees there.
 
     >>> DecoderView(lambda ids, scores: ids.tolist(), marker=9, start=0)(torch.tensor([[5, 6, 9, 7, 8]]), None)
     [[0, 7, 8]]

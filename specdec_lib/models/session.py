@@ -1,13 +1,13 @@
-"""A session: what a model remembers of one text or of several, row by row.  Feed tokens, read logits, roll back.
+"""A session: a model with its cache, for one text or several, one row each.  Feed tokens, read logits, roll back.
 
-Rows may be of different length: each feeds what it likes and rolls back on its own.  One text is a session of one row.
+Rows may have different lengths: each is fed and rolled back on its own.  One text is a session of one row.
 
-This room is the only one that knows how transformers keeps its cache.  What it relies on, pinned by
-`tests/test_session.py` on the oldest and the newest release that `pyproject.toml` admits:
+Only the room `models/` knows transformers' cache API.  It relies on these facts, pinned by `tests/test_session.py` on
+the oldest and the newest release that `pyproject.toml` allows:
 
 * `DynamicCache(config=...)` fits the model, and its `crop(-n)` removes the last `n` positions;
 * its `layers` hold `keys` and `values` `[batch, heads, n, dim]`, and `batch_select_indices` picks rows;
-* a layer of it that keeps a sliding window can be a `DynamicLayer` that keeps all: the mask has the window, too;
+* a cache layer with a sliding window can be replaced by a `DynamicLayer`, which keeps all; the mask has the window;
 * `forward` takes that cache as `cache=` (5.24 and later) or as `past_key_values=` (before).
 """
 
@@ -21,14 +21,14 @@ import torch
 
 from ..errors import SpecdecError
 from .fast import FastLlama
-from .rows import Columns, on_device, padded, tail
+from .rows import AlignedCacheRows, on_device, padded, tail
 
 Ids: TypeAlias = Sequence[int] | torch.Tensor
-"""Token ids: a list, or a tensor `[n]` on the session's device, as a draft model leaves them."""
+"""Token ids: a list, or a tensor `[n]` on the session's device, such as drafted tokens."""
 
 
 class Session:
-    """What a decoder needs of a model.
+    """A model with its cache: what a decoder needs of it.
 
     Attributes:
         lengths: how many tokens each row holds: fed and not rolled back.
@@ -42,20 +42,20 @@ class Session:
 
     @property
     def length(self) -> int:
-        """How many tokens the longest row holds; of one row, its length."""
+        """How many tokens the longest row holds."""
         return max(self.lengths)
 
     @property
     def device(self) -> torch.device:
-        """Where ids and logits are."""
+        """The device of ids and logits."""
         raise NotImplementedError
 
     def feed(self, ids: torch.Tensor, last: int = 1) -> torch.Tensor:
-        """Append `ids` to rows that are equally long.
+        """Append `ids` to rows of equal length.
 
         Args:
             ids: int64 `[rows, n]`, `n >= 1`, on `device`.
-            last: how many logits of each row are wanted, 0 to `n`; fewer cost less.
+            last: for how many last tokens of each row logits are computed, 0 to `n`; fewer cost less.
 
         Returns:
             The logits after the last `last` tokens, `[rows, last, V]`, in the model's dtype.
@@ -63,14 +63,14 @@ class Session:
         raise NotImplementedError
 
     def feed_rows(self, rows: Sequence[Ids], last: Sequence[int]) -> list[torch.Tensor]:
-        """Append `rows[i]`, perhaps nothing, to row `i`.
+        """Append `rows[i]`, which may be empty, to row `i`.
 
         Args:
             rows: for each row its new ids.
-            last: for each row how many logits are wanted, 0 to `len(rows[i])`.
+            last: for how many last tokens of each row logits are computed, 0 to `len(rows[i])`.
 
         Returns:
-            For each row the logits after the last of its new tokens, `[last[i], V]`.
+            For each row the logits after its last `last[i]` new tokens, `[last[i], V]`.
         """
         if not any(map(len, rows)):
             return [torch.empty(0, device=self.device)] * len(rows)
@@ -84,7 +84,7 @@ class Session:
         raise NotImplementedError
 
     def rollback(self, lengths: int | Sequence[int]) -> None:
-        """Forget, in each row, everything after its first `lengths[i]` tokens; a number stands for all rows.
+        """In each row, forget everything after its first `lengths[i]` tokens; one number applies to all rows.
 
         Raises:
             ValueError: a row is shorter than that.
@@ -108,7 +108,7 @@ CACHES = ("cache", "past_key_values")
 
 
 def cache_keyword(model: Any) -> str | None:
-    """What the forward pass of a transformers model calls its cache; None where it takes none.
+    """The name of the cache argument in a transformers model's forward pass; None if it takes no cache.
 
     Args:
         model: the model, or its forward pass.
@@ -118,10 +118,10 @@ def cache_keyword(model: Any) -> str | None:
 
 
 def arguments(model: Any) -> set[str]:
-    """What the forward pass of a transformers model can be given by name.
+    """The names of the arguments of a transformers model's forward pass.
 
-    Where it hands on `**kwargs` and names no cache, as that of a wrapper, these are also the names of the forward pass
-    behind it: of its base class, or of the first module inside that names a cache.
+    A wrapper's forward pass may take `**kwargs` and name no cache.  Then the names of the forward pass behind it count,
+    too: that of its base class, or of the first module inside that names a cache.
 
     Args:
         model: the model, or its forward pass.
@@ -142,7 +142,7 @@ def arguments(model: Any) -> set[str]:
 
 
 class FastSession(Session):
-    """A session on `FastLlama`: keys and values stand at the row's own positions, so rolling back moves numbers."""
+    """A session on `FastLlama`: keys and values are at the row's own positions, so a rollback only changes numbers."""
 
     def __init__(self, model: FastLlama, rows: int = 1, capacity: int = 512):
         self.model = model
@@ -167,18 +167,18 @@ class FastSession(Session):
         hidden = self.model.hidden(padded(rows, self.device), self.cache, starts=starts)
         self._hold([held + len(row) for held, row in zip(self.lengths, rows, strict=True)])
         wanted = tail(hidden, rows, last)
-        return list(self.model.scores(torch.cat(wanted)).split(list(last))) if any(last) else wanted
+        return list(self.model.lm_head(torch.cat(wanted)).split(list(last))) if any(last) else wanted
 
     def capture_hidden(self, layers: Sequence[int]) -> None:
-        """From now on keep the hidden states after so many layers, in `cache.features`; before the first token."""
+        """From now on keep the hidden states after these layers, in `cache.features`; before the first token."""
         if any(self.lengths):
             raise ValueError("the hidden states of what was fed are gone: capture them from the first token on")
         self.cache.capture_hidden(layers, self.model.config.hidden_size)
 
     @torch.inference_mode()
     def early(self, ids: torch.Tensor, layers: int) -> torch.Tensor:
-        """Let the first `layers` layers alone read `ids` `[rows, n]`; the logits `[rows, n, V]` that they give."""
-        logits = self.model.scores(self.model.hidden(ids, self.cache, layers))
+        """Feed `ids` `[rows, n]` to the first `layers` layers only; returns the logits `[rows, n, V]` after them."""
+        logits = self.model.lm_head(self.model.hidden(ids, self.cache, layers))
         self._hold([held + ids.shape[1] for held in self.lengths])
         return logits
 
@@ -197,15 +197,15 @@ class FastSession(Session):
 def new_cache(model: Any) -> Any:
     """A transformers cache that can be rolled back to any length.
 
-    A layer with a sliding window forgets what has left the window, and rolling back needs it again.  So these layers
-    keep the whole text, as all others do, and the mask alone says how far they see.
+    A cache layer with a sliding window drops what has left the window, but a rollback needs it again.  So here these
+    layers keep the whole text, like all others, and only the mask limits what they see.
     """
     from transformers import DynamicCache
     from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
     cache = DynamicCache(config=model.config)
     cache.layers = [DynamicLayer() if type(x) is DynamicSlidingWindowLayer else x for x in cache.layers]
-    # a dummy has the keys and values of another layer
+    # a DummyLayer uses the keys and values of another layer
     if any(type(x).__name__ not in ("DynamicLayer", "DummyLayer") for x in cache.layers):
         raise SpecdecError(
             f"{class_name(model)} keeps more than keys and values, such as a recurrent state, which cannot be rolled "
@@ -220,27 +220,27 @@ def uncompiled(model: Any) -> Any:
 
 
 def device_of(model: Any) -> torch.device:
-    """Where a model is given its ids; where accelerate keeps its first weights on disk, their device is no place."""
+    """The device of a model's input ids; if accelerate keeps weights on disk, the model's own device is `meta`."""
     device = model.device
     return torch.device(model._hf_hook.execution_device) if device.type == "meta" else device
 
 
 def class_name(model: Any) -> str:
-    """What to call a model in an error."""
+    """The name of a model in error messages."""
     return type(uncompiled(model)).__name__
 
 
 class TransformersSession(Session):
     """A session on any transformers decoder with a cache that can be cropped.
 
-    While all rows are equally long the cache holds their tokens and nothing else, and needs no mask.  Once they part,
-    `Columns` knows where each row's tokens are.
+    While all rows are equally long the cache holds only their tokens, and needs no mask.  Once lengths differ,
+    `AlignedCacheRows` knows the columns of each row.
     """
 
     def __init__(self, model: Any, rows: int = 1):
         self.model = model
         self.cache = new_cache(model)
-        self.columns = Columns(rows)
+        self.columns = AlignedCacheRows(rows)
         keyword = cache_keyword(model)
         if keyword is None:
             raise SpecdecError(
@@ -277,7 +277,7 @@ class TransformersSession(Session):
     def _run(self, ids: torch.Tensor, **options: Any) -> torch.Tensor:
         """One forward pass over `ids` `[rows, n]`; the logits `[rows, m, V]` that the model returns.
 
-        Options that its `forward` has no name for are left out: `logits_to_keep` only saves work, and a model without
+        Options that its `forward` does not take are left out: `logits_to_keep` only saves work, and a model without
         `position_ids` finds positions from the attention mask.
         """
         known = {name: value for name, value in options.items() if name in self._known}
@@ -302,7 +302,7 @@ def open_session(model: Any, rows: int = 1, capacity: int = 512) -> Session:
     Args:
         model: a `FastLlama` or a transformers model, decoder or encoder-decoder.
         rows: texts that are decoded together.
-        capacity: positions that room is made for at once, where that is known; more are made when they are needed.
+        capacity: positions to allocate at first; a `FastLlama` session grows when it needs more.
     """
     if isinstance(model, FastLlama):
         return FastSession(model, rows, capacity)

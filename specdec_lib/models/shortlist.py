@@ -2,11 +2,11 @@
 
 Nearly all text uses a small part of a large vocabulary, and the output layer is most of a small model's work.  So
 the draft scores only the `shortlist_size` most frequent tokens; every other token has logit minus infinity, which
-is probability 0, and verification keeps the output law exact all the same.  On the way in, a token outside the
-shortlist is read as its nearest neighbour inside it (`token_index`).  Input and output share one table.
+is probability 0, and verification still keeps the output distribution exact.  As input, a token outside the shortlist
+is read as its nearest neighbour inside it (`token_index`).  Input and output share one table.
 
-To the outside it is an ordinary transformers causal language model of full vocabulary, so
-`transformers.generate(assistant_model=...)` takes it as it is.
+From outside it is an ordinary transformers causal language model with the full vocabulary, so
+`transformers.generate(assistant_model=...)` accepts it.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class ShortlistLlamaForCausalLM(LlamaForCausalLM):
     def forward(
         self,
         input_ids: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,  # by name: `generate` asks the signature what it may pass on
+        attention_mask: torch.Tensor | None = None,  # a named argument, because `generate` reads the signature
         position_ids: torch.Tensor | None = None,
         cache: Any = None,
         past_key_values: Any = None,  # what `cache` was called before transformers 5.24

@@ -1,7 +1,7 @@
-"""What a model is and what it can do, found by asking the model itself.
+"""What a model can do, found by running it on a few tokens.
 
-A model is asked once, with a few tokens, when it is first decoded with: does it read a text token by token as it reads
-it whole, and can it read rows of different length together?  The answers are kept beside the model, not on it.
+A model is tested once, when it is first decoded with: does it give a text read in pieces the same logits as the text
+read at once, and can it read rows of different length together?  The answers are kept here, not on the model.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from .rows import padded
 from .session import arguments, cache_keyword, class_name, device_of, new_cache, uncompiled
 
 UNLIMITED = 1 << 30  # the context of a model that names none
-ASKED = 24  # how many tokens a model is asked with: few, but so many that a wrong position shows
-# By how much logits of one text may differ, relative to their spread, when other positions or rows are in the pass.
+TEST_TOKENS = 24  # tokens of a test: few, but enough that a wrong position shows
+# The largest relative difference of the logits of one text when other positions or rows are in the same pass.
 # SmolLM2-135M: 2e-6 in float32 and 0.02 in bfloat16.  A random BERT that sees later tokens: 1e-3.
 ROUNDING, COARSE = 2e-4, 0.1
 
@@ -33,15 +33,15 @@ _of_rows: WeakSet[torch.nn.Module] = WeakSet()  # those that passed `check_rows`
 POSITIONS = ("max_position_embeddings", "max_seq_len", "n_ctx", "max_sequence_length", "seq_length", "model_max_length")
 SOURCE_POSITIONS = ("max_encoder_position_embeddings", "max_source_positions", "max_position_embeddings")
 OUTPUT_POSITIONS = ("max_decoder_position_embeddings", "max_target_positions", "max_position_embeddings")
-GROWING = ("yarn", "linear")  # rotary positions that reach `factor` times further than the model was trained for
-BY_LENGTH = ("dynamic", "longrope")  # those whose frequencies change when a text becomes longer than a number
+GROWING = ("yarn", "linear")  # rotary positions that reach `factor` times as far as the model was trained for
+BY_LENGTH = ("dynamic", "longrope")  # rotary positions whose frequencies change once a text exceeds a length
 
 
 def context_length(model: Any) -> int:
-    """The most tokens of a text, of an encoder-decoder those of its output; `UNLIMITED` where the config names none.
+    """The most tokens of a text, for an encoder-decoder of its output; `UNLIMITED` if the config names no length.
 
-    A rope factor counts.  Where rotary frequencies change with the length of the text, it ends where they change:
-    past that a text depends on how many tokens each pass reads, and no two decoders agree on it.
+    A rope factor counts.  If rotary frequencies change with the length of the text, the context ends where they change:
+    after that a text depends on how many tokens each pass reads, and decoders disagree.
     """
     if _is_encoder_decoder(model):
         config = getattr(model.config, "decoder", None) or model.config
@@ -63,10 +63,10 @@ def source_length(model: Any) -> int:
 
 
 def room(model: Any, ids: Sequence[int]) -> int:
-    """How many tokens may follow `ids`, below 0 if they are too many already.
+    """How many tokens may follow `ids`; negative if there are too many already.
 
-    Of an encoder-decoder the source and the output have a context each; `ids` are source, start marker, output, and
-    the output's first position is the start token's.
+    In an encoder-decoder the source and the output have a context each; `ids` are source, start marker, output, and the
+    output's first position is that of the start token.
     """
     if not _is_encoder_decoder(model):
         return context_length(model) - len(ids)
@@ -78,17 +78,17 @@ def room(model: Any, ids: Sequence[int]) -> int:
 
 
 def new_tokens(model: Any, ids: Sequence[int], longest: int | None, least: int = 0) -> int:
-    """How many new tokens the prompt `ids` may have: `longest`, or all there is room for where that is None.
+    """How many new tokens the prompt `ids` may get: `longest`, or if that is None all that fit into the context.
 
     Raises:
-        SpecdecError: the prompt is too long, or too long for so many; fewer than `least` are allowed.
+        SpecdecError: the prompt is too long, or too long for `longest` tokens; fewer than `least` are allowed.
     """
     left, context = room(model, ids), context_length(model)
     prompt, what = len(ids), f"the target's context of {context}"
     if kind := _changes_with_length(model):
         what = f"the {context} positions after which the target's rotary frequencies change with the length ({kind})"
     if _is_encoder_decoder(model):
-        prompt -= 1  # the start marker
+        prompt -= 1  # without the start marker
         if left < 0:
             raise SpecdecError(
                 f"a source of {prompt} tokens exceeds the target's {source_length(model)} positions: shorten the source"
@@ -118,7 +118,7 @@ def _is_encoder_decoder(model: Any) -> bool:
 
 
 def _named(config: Any, names: Sequence[str]) -> int:
-    """The first length that a config names; its attribute map knows more names, such as `n_positions`."""
+    """The first length that a config names; its attribute map covers more names, such as `n_positions`."""
     found = (getattr(config, name, None) for name in names)
     return next((n for n in found if isinstance(n, int) and n > 0), UNLIMITED)
 
@@ -131,7 +131,7 @@ def _ropes(config: Any) -> list[Mapping[str, Any]]:
     nested = [value for value in rope.values() if isinstance(value, Mapping)]
     of_some = bool(nested) or hasattr(config, "rope_local_base_freq")
     found = [{**r, "rope_type": str(r.get("rope_type") or r.get("type") or "")} for r in nested or [rope]]
-    return [r for r in found if not (of_some and r["rope_type"] in GROWING)]  # some layers say nothing of the others
+    return [r for r in found if not (of_some and r["rope_type"] in GROWING)]  # not true of all layers
 
 
 def _original_length(config: Any, rope: Mapping[str, Any]) -> int:
@@ -141,7 +141,7 @@ def _original_length(config: Any, rope: Mapping[str, Any]) -> int:
 
 
 def _changes_with_length(model: Any) -> str | None:
-    """The kind of rotary positions whose frequencies change past `context_length`, None where they never do."""
+    """The kind of rotary positions whose frequencies change after `context_length`; None if they never do."""
     ropes = [] if _is_encoder_decoder(model) else _ropes(model.config.get_text_config())
     return next((rope["rope_type"] for rope in ropes if rope["rope_type"] in BY_LENGTH), None)
 
@@ -151,13 +151,13 @@ def _changes_with_length(model: Any) -> str | None:
 
 @contextmanager
 def decoding(*models: Any) -> Iterator[None]:
-    """Models as a decoder needs them, and afterwards, also after an error, as they were.
+    """A context in which models are ready to decode; afterwards, also after an error, they are as before.
 
-    Within, they are in eval mode (in training mode dropout would change the text at each call), and nothing is left of
-    an earlier text, such as the positions that an image shifted (`rope_deltas`).
+    Within it, they are in eval mode (in training mode dropout would change the text at each call), and have no state of
+    an earlier text, such as positions shifted by an image (`rope_deltas`).
 
     Args:
-        models: of transformers; anything else is left alone.
+        models: transformers models; anything else is left alone.
     """
     modules: list[Any] = [
         module for model in models if isinstance(model, torch.nn.Module) for module in model.modules()
@@ -177,16 +177,17 @@ def decoding(*models: Any) -> Iterator[None]:
             module.rope_deltas = deltas
 
 
-# -- may it be decoded with ----------------------------------------------------------------------------
+# -- can a model be decoded with -----------------------------------------------------------------------
 
 
 def check_decoder(model: Any) -> None:
-    """Refuse a model that cannot be decoded with, before any decoding; a model that passed is not asked again.
+    """Refuse a model that cannot be decoded with, before any decoding; a model that passed is not tested again.
 
-    It must take a cache that forgets what is rolled back, and score a text read in pieces as it scores it whole.
+    It must take a cache that can be rolled back, and give a text read in pieces the same logits as the text read at
+    once.
 
     Raises:
-        SpecdecError: no model, a recurrent state, an encoder that sees later tokens, a PEFT prompt, ...
+        SpecdecError: a recurrent state, an encoder that sees later tokens, a PEFT prompt, ...
     """
     bare = uncompiled(model)
     if not isinstance(bare, torch.nn.Module) or bare in _decoders:
@@ -225,19 +226,19 @@ def check_decoder(model: Any) -> None:
                 )
         except SpecdecError:
             raise
-        except Exception as error:  # whatever a model raises that cannot be read so
+        except Exception as error:  # models raise errors of all kinds here
             raise SpecdecError(f"{name} cannot be decoded with ({first_line(error)}){hint}") from error
     _decoders.add(bare)
 
 
 def check_rows(model: Any) -> None:
-    """Refuse a model that cannot read rows of different length together; a model that passed is not asked again.
+    """Refuse a model that cannot read rows of different length together; a model that passed is not tested again.
 
-    A row is asked alone, and as the shorter of two whose last tokens stand in the same column of the cache.  Models
-    that number positions from the cache's first column, whatever the mask says, give it other logits there.
+    A row is read alone, and as the shorter of two rows whose last tokens are in the same column of the cache.  Models
+    that count positions from the cache's first column and ignore the mask give it other logits there.
 
     Raises:
-        SpecdecError: naming the model; also what `check_decoder` raises.
+        SpecdecError: names the model; also the errors of `check_decoder`.
     """
     bare = uncompiled(model)
     if not isinstance(bare, torch.nn.Module) or bare in _of_rows:
@@ -270,18 +271,18 @@ def is_peft(model: Any) -> bool:
 
 
 def is_quantised(model: Any) -> bool:
-    """Whether a model's weights are quantised, by whatever method."""
+    """Whether a model's weights are quantised, by any method."""
     return getattr(model.config, "quantization_config", None) is not None or bool(getattr(model, "is_quantized", False))
 
 
 def differs(model: Any, a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether logits `[rows, n, V]` differ by more than rounding.
 
-    A quarter of the positions decides: rounding may send a few to another expert, and a wrong position or a token seen
-    too early changes many.  NaN is no difference: what is to be done about it is not decided here.
+    More than a quarter of the positions must differ: rounding may route a few tokens to another expert, while a wrong
+    position or a token seen too early changes many.  NaN does not count as a difference; decoding itself refuses it.
     """
     if a.shape != b.shape:
-        raise ValueError(f"logits of {a.shape[1]} positions where there should be those of {b.shape[1]}")
+        raise ValueError(f"logits of {a.shape[1]} positions, expected {b.shape[1]}")
     a, b = (x.double() - x.double().mean(-1, keepdim=True) for x in (a, b))
     apart = (a - b).norm(dim=-1) / torch.maximum(a.norm(dim=-1), b.norm(dim=-1)).clamp(min=1e-9)
     exact = all(p.dtype in (torch.float32, torch.float64) for p in model.parameters()) and not is_quantised(model)
@@ -289,24 +290,24 @@ def differs(model: Any, a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool(apart.flatten().cpu().quantile(0.75) > (ROUNDING if exact else COARSE))
 
 
-_SOURCES = ((2, 3, 5, 7, 4, 6), (3, 4))  # of an encoder-decoder, by row, as places among the ordinary ids
+_SOURCES = ((2, 3, 5, 7, 4, 6), (3, 4))  # of an encoder-decoder, one a row: indices into `_ordinary`
 
 
 def _ordinary(config: Any) -> list[int]:
-    """Ids that mean nothing special to a model, such as the end of a text or a place for an image; all if few are."""
+    """Ids without a special meaning (end of text, place of an image, ...); all ids if none is ordinary."""
     named = [value for name, value in config.to_dict().items() if name.endswith(("_id", "_index"))]
     special = {one for value in named for one in (value if isinstance(value, list) else [value])}
     vocabulary = range(config.get_text_config().vocab_size)
-    few = vocabulary[: 16 * ASKED]
+    few = vocabulary[: 16 * TEST_TOKENS]
     return [i for i in few if i not in special] or list(few)
 
 
 def _question(model: Any, rows: int = 1) -> torch.Tensor:
-    """Ids `[rows, n]` to ask a model with."""
-    n = min(ASKED, context_length(model))
+    """Ids `[rows, n]` to test a model with."""
+    n = min(TEST_TOKENS, context_length(model))
     ids = _ordinary(model.config)
-    asked = [[ids[(5 * i * (row + 1) + i // 3 + row) % len(ids)] for i in range(n)] for row in range(rows)]
-    return torch.tensor(asked, device=device_of(model))
+    question = [[ids[(5 * i * (row + 1) + i // 3 + row) % len(ids)] for i in range(n)] for row in range(rows)]
+    return torch.tensor(question, device=device_of(model))
 
 
 def _read(
@@ -321,9 +322,9 @@ def _read(
 
     Args:
         cuts: where a new piece begins.
-        seen: 0 where a row has not begun yet, left of its tokens.
-        back: whether tokens that do not belong there are read after the first piece, and rolled back.
-        sources: of an encoder-decoder, one for each row.
+        seen: the attention mask, 0 left of a row's tokens.
+        back: whether wrong tokens are read after the first piece and rolled back.
+        sources: for an encoder-decoder, one for each row.
     """
     two = _is_encoder_decoder(model)
     given: dict[str, Any] = {"use_cache": True}
@@ -360,7 +361,7 @@ def _read(
 
 
 def _encoded(model: Any, sources: Sequence[Sequence[int]], device: torch.device) -> dict[str, Any]:
-    """What an encoder-decoder is given in place of sources, which are padded on the right."""
+    """The encoder's output and mask for sources, padded on the right."""
     ordinary = _ordinary(model.config)
     rows = [[ordinary[i % len(ordinary)] for i in source] for source in sources]
     real = padded([[1] * len(row) for row in rows], device)

@@ -1,12 +1,12 @@
-"""The rule: how many draft tokens are kept, and the law of the token that follows.
+"""The rule: how many draft tokens are kept, and the distribution of the token that follows.
 
-A verifier is two functions of the laws and the draft.  They know no model and draw nothing, so the same code
+A verifier is two functions of the probabilities and the draft.  They know no model and draw nothing, so the same code
 runs in the decoder (torch), in simulations (numpy) and in proofs (fractions), and is shown in the notebooks.
 
 Shapes, for a draft of `g` tokens over a vocabulary of `V`:
 
-* `p` `[g + 1, V]`: the target's law at each draft position and after the last one;
-* `q` `[g, V]`: the law that each draft token was truly drawn from;
+* `p` `[g + 1, V]`: the target's distribution at each draft position and after the last one;
+* `q` `[g, V]`: the distribution that each draft token was truly drawn from;
 * `x`: the `g` draft tokens, a sequence of ints.
 """
 
@@ -26,7 +26,7 @@ class Verifier:
     """A rule, by its two functions.
 
     Attributes:
-        name: as users write it.
+        name: the name that users write.
         accepted: `(p, q, x) -> [P(n = 0), ..., P(n = g)]`, which sum to 1: a list of numbers, or a tensor like p.
         correction: `(p, q, x, n) -> [V]`, the distribution of the token after `n` accepted ones.
         lossless: whether the output distribution is the target's.
@@ -35,10 +35,10 @@ class Verifier:
             at temperature 1.
         needs_bonus_draft_probs: whether the token after a whole draft depends on the draft's distribution there,
             so that `q` has `g + 1` rows.
-        point_mass: whether both answers are point masses and need only the order of `p`'s entries: the decoder then
-            passes logits, and takes the maximum instead of a draw.
-        on_device: whether both functions take tensors for `x` and `n` and never look at a value, so that nobody waits
-            for the device.  Other rules are given a list and a number.
+        point_mass: whether both results are point masses and depend only on the order of `p`'s entries.  The decoder
+            then passes logits, and takes the maximum instead of a draw.
+        on_device: whether both functions take tensors for `x` and `n` and never read a value, so that the host does not
+            wait for the device.  Other rules are given a list and a number.
     """
 
     name: str

@@ -1,17 +1,17 @@
 """Block verification: Sun et al., "Block Verification Accelerates Speculative Decoding" (arXiv 2403.10444).
 
-Token-wise verification forgets, at each position, how much better than needed the draft did before.  Here the
+Token-wise verification forgets, at each position, by how much the draft was better than needed before.  Here the
 whole prefix carries one number, its *coverage*
 
     c_0 = 1,    c_i = min(1, c_{i-1} p_i(x_i) / q_i(x_i)),
 
-which may recover after a bad token, and the *longest* prefix that passes its own coin is kept, whatever happened
-to the shorter ones.  Never fewer tokens are accepted on average than by the token rule; at `g = 1` both are the
-same.  Derived in `notebooks/12_beyond_the_paper`.
+which may recover after a bad token.  Each prefix has its own coin, and the *longest* prefix that passes is kept, even
+if shorter ones did not pass.  On average it accepts at least as many tokens as the token rule; at `g = 1` both rules
+are the same.  Derived in `notebooks/12_beyond_the_paper`.
 
-The residual changes with the rule: it is `max(c_n p - q, 0)`, not `max(p - q, 0)`.  Over a vocabulary of two
-tokens the two are the same law after normalisation, so the published example cannot tell them apart; with three
-tokens the second is wrong (`mutants`, "block rule, token residual").
+The residual changes with the rule: it is `max(c_n p - q, 0)`, not `max(p - q, 0)`.  With a
+vocabulary of two tokens both give the same distribution after normalisation, so the published example cannot tell them
+apart; with three tokens the second is wrong (`mutants`, "block rule, token residual").
 """
 
 from __future__ import annotations
@@ -60,8 +60,7 @@ def accepted(p: Array, q: Array, x: Sequence[int]) -> Any:
     Returns:
         `g + 1` numbers that sum to 1: a list of floats or fractions, or a tensor where `p` is one.
 
-    The paper's example (its section 1), the expected number accepted over all drafts being 11/9 where the token
-    rule has 10/9:
+    The paper's example (its section 1): the expected number of accepted tokens is 11/9, and 10/9 for the token rule:
 
     >>> from fractions import Fraction as F
     >>> import numpy as np
@@ -73,8 +72,8 @@ def accepted(p: Array, q: Array, x: Sequence[int]) -> Any:
     g = len(x)
     c = coverage(p, q, x)
     h = joined(pass_prob(c[:g], uncovered(c[:g], p[:g], q[:g])), c[g:])
-    # nothing accepted is what is left when no prefix passes, so h_0 counts as 1
-    missed = products(1 - reverse(h[1:]))  # that no prefix of g, g - 1, ... tokens passes
+    # n = 0 means that no prefix passes, so h_0 counts as 1
+    missed = products(1 - reverse(h[1:]))  # the probability that no prefix of g, g - 1, ... tokens passes
     return as_numbers(reverse(joined(reverse(h[1:]), 1) * joined(1, missed)))
 
 
@@ -98,8 +97,8 @@ def correction(p: Array, q: Array, x: Sequence[int], n: Any) -> Array:
 def expected_tokens(p: Array, q: Array, x: Sequence[int]) -> Any:
     """`1 + sum_n sum_y min(c_{n-1} p_n(y), q_n(y))`: tokens of a round, computed from its distributions.
 
-    `P(n or more are kept)` given the first `n` draft tokens is their coverage `c_n`; the `n`-th term is its mean over
-    the `n`-th token.  To be compared, round by round, with `token.expected_tokens`.
+    `P(at least n are kept)`, given the first `n` draft tokens, is their coverage `c_n`; the `n`-th term is its mean
+    over the `n`-th token.  Compare it round by round with `token.expected_tokens`.
 
     Args:
         p, q, x: as in `accepted`.  The last draft token does not matter.

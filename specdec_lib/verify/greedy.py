@@ -1,7 +1,7 @@
-"""Greedy verification: keep the draft while it is what the target would have written at temperature 0.
+"""Greedy verification: keep draft tokens while they are what the target would write at temperature 0.
 
-The token rule under point masses is the same rule (`tests/test_verify.py` checks it in fractions); this form
-needs only the position of the maximum, so the decoder passes logits for `p`.
+It is the token rule for point masses (`tests/test_verify.py` checks this in fractions).  This form needs only the
+position of the maximum, so the decoder passes logits as `p`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from .token import count_probs, take_row
 
 
 def accepted(p: Array, q: Array, x: Sequence[int]) -> Any:
-    """All the mass on `n` = the length of the longest prefix with `x_i = argmax p_i`.
+    """The point mass on `n` = the length of the longest prefix with `x_i = argmax p_i`.
 
     Args:
         p: target distributions or logits `[g + 1, V]`.
-        q: not used: what matters is the token, not how it was found.
+        q: not used: only the token matters, not how it was drawn.
         x: the `g` draft tokens; a tensor `[g]` where `p` is one.
 
     >>> accepted(np.array([[0.1, 0.9], [0.6, 0.4], [0.5, 0.5]]), None, [1, 1])

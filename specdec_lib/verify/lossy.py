@@ -1,28 +1,28 @@
-"""Rules that change the output on purpose, each with the law that it really samples from.
+"""Rules that change the output on purpose, each with the distribution that it really samples from.
 
-They are made by a function of their parameter and are verifiers like any other:
+A function of the parameter makes the rule, which is a verifier like any other:
 
-| rule | law of the output |
+| rule | distribution of the output |
 |---|---|
-| `lenience(l)` | no token above `p(x) / l`; which law depends on a residual that the paper leaves open |
-| `lenience_greedy(l)` | temperature 0; no law, a text of tokens with at least `l` times the largest probability |
+| `lenience(l)` | no token above `p(x) / l`; the rest depends on a residual that the paper leaves open |
+| `lenience_greedy(l)` | temperature 0: one text, each token with at least `l` times the largest probability |
 | `ensemble(w)`, `ensemble(w, bonus="none")` | exactly the mixture `w p + (1 - w) q` |
 | `ensemble(w, bonus="target")` | the mixture at drafted positions, `p` at the bonus: depends on where blocks end |
-| `typical()` | none that can be named: it depends on what was drafted |
+| `typical()` | no closed form: it depends on what was drafted |
 
-Each decides about one draft token after the other, so it is two functions of the laws at one position: how likely a
-token is kept, and what replaces it.  From these two follow the verifier and the law that it writes
-(`LossyVerifier.law`).
+Each rule decides about one draft token at a time, so it is two functions of the distributions at one position: the
+probability that a token is kept, and the distribution that replaces a rejected one.  The verifier and the distribution
+of the written token (`LossyVerifier.law`) follow from these two.
 
-A relaxed rule has to pay.  At a drafted position a token is kept only if it is the one that is written, so with
-`v` the law that is written
+A relaxed rule has a price.  At a drafted position a kept token is the written token, so with `v` the distribution of
+the written token
 
     acceptance  <=  overlap(v, q)  <=  overlap(p, q) + TV(p, v):
 
-what acceptance gains over the exact rule is never more than the total variation that is paid for it.  `ensemble` and
-`lenience` with the residual left as it is pay exactly that, the others pay more.
+the gain in acceptance over the exact rule is at most the total variation from the target.  `ensemble`, and `lenience`
+with the residual `"p-q"`, reach this bound; for the others the total variation is larger.
 
-Derived in `notebooks/11_lossy_on_purpose`; `tests/test_verify.py` computes each law in fractions.
+Derived in `notebooks/11_lossy_on_purpose`; `tests/test_verify.py` computes each distribution in fractions.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ BONUSES = ("mixture", "target", "none")
 
 @dataclass(frozen=True)
 class LossyVerifier(Verifier):
-    """A rule that decides token by token, with what it does at one drafted position.
+    """A rule that decides token by token, with its two functions at one drafted position.
 
     Attributes:
-        keeps: `(p, q) -> [V]`, the probability of keeping each token, from the two laws `[V]` of its position.
-        replaces: `(p, q) -> law [V]` of the token that stands in for a rejected one.
+        keeps: `(p, q) -> [V]`, the probability of keeping each token, from the two distributions `[V]` at its position.
+        replaces: `(p, q) -> [V]`, the distribution of the token that replaces a rejected one.
     """
 
     keeps: Callable[[Array, Array], Array]
@@ -60,7 +60,7 @@ class LossyVerifier(Verifier):
         return to_scalar((q * self.keeps(p, q)).sum(-1))
 
     def law(self, p: Array, q: Array) -> Array:
-        """The law `[V]` of the token that is written at a drafted position: `q a + (1 - sum q a) r`.
+        """The distribution `[V]` of the token that is written at a drafted position: `q a + (1 - sum q a) r`.
 
         >>> rule = lenience(0.5)
         >>> rule.law(np.array([0.25, 0.75]), np.array([0.75, 0.25])).tolist()
@@ -71,17 +71,17 @@ class LossyVerifier(Verifier):
 
 
 def in_order(kept: Callable[[Array, Array, Sequence[int]], Array]) -> Callable[[Array, Array, Sequence[int]], Any]:
-    """`accepted` when token after token is kept with the probabilities `kept(p, q, x)`, a vector `[g]`."""
+    """The `accepted` of a rule that keeps draft token i with probability `kept(p, q, x)[i]`, given those before it."""
     return lambda p, q, x: count_probs(kept(p, q, x))
 
 
 def token_by_token(keeps: Callable[[Array, Array], Array]) -> Callable[[Array, Array, Sequence[int]], Any]:
-    """`accepted` of a rule from what it keeps at each position, `(p [g, V], q [g, V]) -> [g, V]`."""
+    """The `accepted` of a rule from its keeping probabilities at each position, `(p [g, V], q [g, V]) -> [g, V]`."""
     return in_order(lambda p, q, x: gather_probs(keeps(p[: len(x)], q[: len(x)]), x))
 
 
-def choose(condition: Any, a: Array, b: Array) -> Array:
-    """`a` if the condition holds, else `b`; where it is a tensor, without waiting for it."""
+def if_else(condition: Any, a: Array, b: Array) -> Array:
+    """`a` if the condition holds, else `b`; if the condition is a tensor, without waiting for it."""
     return where(condition, a, b) if is_torch(condition) else a if condition else b
 
 
@@ -92,7 +92,7 @@ def point_mass(token: Any, like: Array) -> Array:
     return one_hot(token, like)
 
 
-def favourite(p: Array) -> Array:
+def argmax_mass(p: Array) -> Array:
     """The point mass on the most probable token."""
     return one_hot(p.argmax(-1), p)
 
@@ -108,13 +108,13 @@ def check_lenience(l: Any) -> None:  # noqa: E741
 def lenience(l: Any, residual_of: str = "p-q") -> LossyVerifier:  # noqa: E741
     """Keep a draft token with `min(1, p(x) / (l q(x)))`: Leviathan et al., appendix A.5.
 
-    No token is emitted with probability above `p(x) / l`.  The paper does not say what a rejected token is
-    replaced from.  Both readings respect the bound and they are different laws:
+    No token is emitted with probability above `p(x) / l`.  The paper does not say which distribution replaces a
+    rejected token.  Two readings respect the bound, and they give different output distributions:
 
-    * `"p-q"`: `max(p - q, 0)`, the residual left as it is.  It moves the target's law towards the draft's by as much
-      as acceptance gains, which is the least that any rule can do;
-    * `"p-lq"`: `max(p - l q, 0)`, the residual of the comparison that was made.  It writes tokens that were drafted
-      too often already once more, and is farther from the target at the same acceptance.
+    * `"p-q"`: `max(p - q, 0)`, the residual of the exact rule.  The total variation from the target equals the gain in
+      acceptance, which is the least that any rule can reach;
+    * `"p-lq"`: `max(p - l q, 0)`, the residual of the comparison that was made.  It adds mass to tokens that were
+      drafted too often already, and is farther from the target at the same acceptance.
 
     Args:
         l: lenience in (0, 1]; 1 is the token rule.
@@ -152,9 +152,9 @@ def lenience(l: Any, residual_of: str = "p-q") -> LossyVerifier:  # noqa: E741
 def lenience_greedy(l: Any) -> LossyVerifier:  # noqa: E741
     """For greedy texts: keep a draft token while `p(x) >= l max p`; correct with the target's best token.
 
-    `p` is the target's law at temperature 1: of a point mass every `l` is the greedy rule.  The paper prints `<=`,
-    under which `l = 1` would accept everything; its own table (alpha = 0.75 at `l = 1`) needs `>=` (Leviathan et
-    al., appendix A.5).
+    `p` is the target's distribution at temperature 1; with a point mass as `p`, every `l` is the greedy rule.  The
+    paper prints `<=`, under which `l = 1` would accept everything; its own table (alpha = 0.75 at `l = 1`) needs `>=`
+    (Leviathan et al., appendix A.5).
 
     >>> p = np.array([[0.4, 0.6], [0.1, 0.9], [0.5, 0.5]])
     >>> lenience_greedy(0.5).accepted(p, p[:2], [0, 0])
@@ -164,27 +164,27 @@ def lenience_greedy(l: Any) -> LossyVerifier:  # noqa: E741
 
     def keeps(p: Array, q: Array) -> Array:
         if l == 1:
-            return favourite(p)  # of equal ones the first, as greedy decoding takes it
+            return argmax_mass(p)  # the first of equal maxima, as in greedy decoding
         return 1 * (p >= l * maximum(p))
 
     source = "Leviathan et al., arXiv 2211.17192, appendix A.5"
-    return by_the_favourite(f"lenience_greedy({l})", keeps, l == 1, source, at_zero=True)
+    return corrected_by_argmax(f"lenience_greedy({l})", keeps, l == 1, source, at_zero=True)
 
 
-def by_the_favourite(
+def corrected_by_argmax(
     name: str,
     keeps: Callable[[Array, Array], Array],
     lossless: bool,
     source: str,
     at_zero: bool = False,
 ) -> LossyVerifier:
-    """A rule whose own tokens, after a rejection and after a whole draft, are the target's most probable ones."""
+    """A rule whose next token, after a rejection or a whole draft, is the target's most probable one."""
 
     def replaces(p: Array, q: Array) -> Array:
-        return favourite(p)
+        return argmax_mass(p)
 
     def correction(p: Array, q: Array, x: Sequence[int], n: Any) -> Array:
-        return favourite(take_row(p, n))
+        return argmax_mass(take_row(p, n))
 
     accepted = token_by_token(keeps)
     return LossyVerifier(
@@ -207,16 +207,16 @@ def ensemble(w: Any, bonus: str = "mixture") -> LossyVerifier:
     """Verify against the mixture `v = w p + (1 - w) q`: DIVERSE, arXiv 2604.07622.
 
     A draft token is kept with `min(1, v(x) / q(x))`, which is `1 - w + w p(x) / q(x)` up to 1; the residual
-    `max(v - q, 0)` is `w max(p - q, 0)`, the usual one after normalisation.
+    `max(v - q, 0)` is `w max(p - q, 0)`, the usual residual after normalisation.
 
-    * `bonus="mixture"`: the token after the draft comes from `v` as well.  The output law is exactly that of the
-      model `v`, at total variation `(1 - w) TV(p, q)` per token.  `q` must have `g + 1` rows: the draft is asked for
-      its law at one position more.
-    * `bonus="none"`: the same law without that row.  A round ends with its last draft token, kept (it counts as the
-      token that follows) or replaced, so it writes `g` tokens at most.  Where nothing was drafted there is no
-      mixture, and the token is the target's.
-    * `bonus="target"`: that token comes from `p`, as `transformers` does with `assistant_ensemble_weight`
-      (transformers issue 45865).  The output law is neither p nor v, and changes with gamma.
+    * `bonus="mixture"`: the token after the draft is drawn from `v`, too.  The output distribution is exactly that of
+      the model `v`, at total variation `(1 - w) TV(p, q)` per token.  `q` must have `g + 1` rows: the draft's
+      distribution at one more position.
+    * `bonus="none"`: the same output distribution without that row.  A round ends with its last draft token, kept (it
+      counts as the token that follows) or replaced, so it writes at most `g` tokens.  A round without a draft has no
+      mixture; its token is drawn from the target.
+    * `bonus="target"`: that token is drawn from `p`, as `transformers` does with `assistant_ensemble_weight`
+      (transformers issue 45865).  The output distribution is neither p nor v, and changes with gamma.
 
     Args:
         w: weight of the target in [0, 1]; 1 is the token rule.
@@ -253,7 +253,7 @@ def ensemble(w: Any, bonus: str = "mixture") -> LossyVerifier:
                     "pass q with g + 1 rows, or use bonus='none' or bonus='target'"
                 )
             q_next = take_row(q, n)
-            return choose(n < g, residual(p_next, q_next), mixture(p_next, q_next))
+            return if_else(n < g, residual(p_next, q_next), mixture(p_next, q_next))
         q_next = next_draft_probs(p, q, x, n)
         replaced = residual(p_next, q_next)  # after a whole draft p itself
         if bonus == "target" or not g:
@@ -261,7 +261,7 @@ def ensemble(w: Any, bonus: str = "mixture") -> LossyVerifier:
         # the last draft token, kept or replaced, counts as the token that follows
         drafted = point_mass(x[g - 1], p_next)
         a = total(keeps(p[g - 1], q[g - 1]) * drafted)
-        return choose(n == g - 1, (1 - a) * replaced + a * drafted, replaced)
+        return if_else(n == g - 1, (1 - a) * replaced + a * drafted, replaced)
 
     source = "DIVERSE, arXiv 2604.07622"
     return LossyVerifier(
@@ -280,9 +280,9 @@ def ensemble(w: Any, bonus: str = "mixture") -> LossyVerifier:
 # -- typical acceptance --------------------------------------------------------------------------------
 
 
-def threshold(law: Array, epsilon: Any, delta: Any) -> Any:
-    """`min(epsilon, delta exp(-H(p)))`, the probability that a token must exceed to be called typical."""
-    positive = law[law > 0]
+def typical_threshold(p: Array, epsilon: Any, delta: Any) -> Any:
+    """`min(epsilon, delta exp(-H(p)))`: a token is typical if its probability exceeds this."""
+    positive = p[p > 0]
     if not is_torch(positive):
         positive = positive.astype(float)
     logarithm = positive.log() if is_torch(positive) else np.log(positive)
@@ -292,15 +292,15 @@ def threshold(law: Array, epsilon: Any, delta: Any) -> Any:
 def typical(epsilon: Any = 0.09, delta: Any = 0.3) -> LossyVerifier:
     """Keep a draft token while `p(x) > min(epsilon, delta exp(-H(p)))`: Medusa, arXiv 2401.10774.
 
-    The draft's law plays no part and the token that follows is the target's most probable one, as in Medusa's
-    `evaluate_posterior` and `generate_candidates` (whose defaults these are).  What is sampled is therefore the
-    draft's law cut to the typical tokens, not any law of the target's.
+    The draft's distribution is not used, and the token that follows is the target's most probable one, as in Medusa's
+    `evaluate_posterior` and `generate_candidates` (which have these defaults).  So the samples follow the draft's
+    distribution restricted to typical tokens, not a distribution of the target.
 
-    The entropy is a float; the decision it leads to is yes or no, so exact arithmetic stays exact.
+    The entropy is a float, but the decision is yes or no, so exact arithmetic stays exact.
 
     Args:
-        epsilon: in (0, 1]; a token of this probability is always typical.
-        delta: > 0; the flatter the law, the less probable a typical token may be.
+        epsilon: in (0, 1]; a token of more than this probability is always typical.
+        delta: > 0; the flatter the distribution, the less probable a typical token may be.
 
     >>> p = np.array([[0.9, 0.1], [0.95, 0.05], [0.5, 0.5]])
     >>> typical().accepted(p, p[:2], [1, 1])
@@ -311,8 +311,8 @@ def typical(epsilon: Any = 0.09, delta: Any = 0.3) -> LossyVerifier:
 
     def keeps(p: Array, q: Array) -> Array:
         if p.ndim == 1:
-            return 1 * (p > threshold(p, epsilon, delta))
+            return 1 * (p > typical_threshold(p, epsilon, delta))
         rows = [keeps(p[i], q[i]) for i in range(len(p))]
         return stacked(rows) if rows else p
 
-    return by_the_favourite(f"typical({epsilon}, {delta})", keeps, False, "Medusa, arXiv 2401.10774")
+    return corrected_by_argmax(f"typical({epsilon}, {delta})", keeps, False, "Medusa, arXiv 2401.10774")

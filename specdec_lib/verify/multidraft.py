@@ -1,16 +1,16 @@
 """Several draft tokens at one position: recursive rejection, with three ways of drawing the candidates.
 
-A tree of drafts has `k` children at each node.  At a node the rule keeps one child, whose subtree goes on, or
-none, and then one more token ends the round.  That is a rule of one position, and it has its own small interface:
+A tree of drafts has `k` children at each node.  At a node the rule keeps one child and goes on in its subtree, or it
+keeps none, and one more token ends the round.  So the rule concerns one position, and has its own small interface:
 
-* `p` `[V]`: the target's law at the node;
+* `p` `[V]`: the target's distribution at the node;
 * `candidates`: the tokens of the children, in the order in which they are tried;
-* `q` `[k, V]`: the law that each candidate is said to have been drawn from;
+* `q` `[k, V]`: the distribution reported for each candidate: what it is said to be drawn from;
 * `accepted(p, q, candidates)` -> `[P(first is kept), ..., P(k-th is kept), P(none is kept)]`;
-* `correction(p, q, candidates)` -> the law `[V]` of the token that ends the round when none is kept.
+* `correction(p, q, candidates)` -> the distribution `[V]` of the token that ends the round when none is kept.
 
-How the candidates come about is the third part, `draw(q, k)`: every possible list of candidates with its
-probability and its reported laws, so that the exact room can sum over them.  A round that keeps a child at each of
+The third part is `draw(q, k)`, how candidates are drawn: it yields every possible list of candidates with its
+probability and its reported distributions, so that `exact/` can sum over them.  A round that keeps a child at each of
 its `gamma` levels ends with a bonus token from the target, as a chain does.
 
 Recursive rejection is SpecInfer's multi-step sampling, stated for independent candidates (arXiv 2305.09781, theorem
@@ -33,20 +33,20 @@ from ..errors import SpecdecError
 from .token import acceptance_prob, as_numbers
 
 Draw: TypeAlias = tuple[Any, tuple[int, ...], Array]
-"""Probability, candidates, the laws `[k, V]` that they are said to be drawn from."""
+"""Probability, candidates, the distributions `[k, V]` that they are said to be drawn from."""
 
 
 @dataclass(frozen=True)
 class TreeVerifier:
-    """A rule for several candidates at one position; see the module's text for the shapes.
+    """A rule for several candidates at one position; the module's docstring has the shapes.
 
     Attributes:
-        name: as users write it.
+        name: the name that users write.
         children: k, the number of candidates at each node.
-        draw: `(q, k)` -> every `(probability, candidates, reported laws)`.
+        draw: `(q, k)` -> every `(probability, candidates, reported distributions)`.
         accepted: `(p, q, candidates)` -> `k + 1` numbers that sum to 1, the last for "none".
-        correction: `(p, q, candidates)` -> law `[V]`.
-        lossless: whether the output law is the target's.
+        correction: `(p, q, candidates)` -> distribution `[V]`.
+        lossless: whether the output distribution is the target's.
         source: the publication that states the rule.
     """
 
@@ -63,7 +63,7 @@ class TreeVerifier:
 
 
 def accepted(p: Array, q: Array, candidates: Sequence[int]) -> list:
-    """Try the candidates in order: keep with `min(1, p(x) / q(x))`, else `p <- residual(p, q)` and go on.
+    """Try the candidates in order: keep one with `min(1, p(x) / q(x))`, else `p <- residual(p, q)` and try the next.
 
     >>> from fractions import Fraction as F
     >>> p, q = np.array([F(1, 2), F(1, 2), F(0)]), np.array([[F(1, 4), F(1, 4), F(1, 2)]] * 2)
@@ -100,41 +100,41 @@ def independent(q: Array, k: int) -> Iterator[Draw]:
     >>> [(w, x) for w, x, _ in independent(np.array([0.5, 0.5]), 2)]
     [(0.25, (0, 0)), (0.25, (0, 1)), (0.25, (1, 0)), (0.25, (1, 1))]
     """
-    laws, chances = np.stack([q] * k), q.tolist()
+    reported, chances = np.stack([q] * k), q.tolist()
     for candidates in product(np.flatnonzero(q).tolist(), repeat=k):
-        yield math.prod(chances[x] for x in candidates), candidates, laws
+        yield math.prod(chances[x] for x in candidates), candidates, reported
 
 
 def without_replacement(q: Array, k: int) -> Iterator[Draw]:
-    """`k` different tokens: after each draw its token is struck out and the law renormalised, and so reported.
+    """`k` different tokens: each is drawn from `q` without the earlier ones, renormalised, and reported so.
 
-    Where `q` has fewer than `k` tokens with positive probability, there are that many candidates.
+    If `q` has fewer than `k` tokens with positive probability, there are only that many candidates.
 
-    >>> [(w, x, laws[1].tolist()) for w, x, laws in without_replacement(np.array([0.5, 0.5]), 2)]
+    >>> [(w, x, reported[1].tolist()) for w, x, reported in without_replacement(np.array([0.5, 0.5]), 2)]
     [(0.5, (0, 1), [0.0, 1.0]), (0.5, (1, 0), [1.0, 0.0])]
     """
 
-    def extend(weight: Any, candidates: tuple[int, ...], laws: list) -> Iterator[Draw]:
-        law = laws[-1]
-        for x, chance in enumerate(law.tolist()):
+    def extend(weight: Any, candidates: tuple[int, ...], reported: list) -> Iterator[Draw]:
+        probs = reported[-1]
+        for x, chance in enumerate(probs.tolist()):
             if chance == 0:
                 continue
             chosen = (*candidates, x)
-            rest = law.copy()
+            rest = probs.copy()
             rest[x] = 0
             if len(chosen) == k or not rest.any():
-                yield weight * chance, chosen, np.stack(laws)
+                yield weight * chance, chosen, np.stack(reported)
             else:
-                yield from extend(weight * chance, chosen, [*laws, normalise(rest)])
+                yield from extend(weight * chance, chosen, [*reported, normalise(rest)])
 
     yield from extend(1, (), [q])
 
 
 def top_k(q: Array, k: int) -> Iterator[Draw]:
-    """The `k` most probable tokens, always the same, yet reported as drawn from `q`.
+    """The `k` most probable tokens, always the same, but reported as drawn from `q`.
 
-    This is what makes recursive rejection wrong: nothing was drawn from the law that the ratio uses.  Reported as
-    the point masses that they are (`point_masses`), the same candidates are verified exactly.
+    This makes recursive rejection wrong: the candidates were not drawn from the distribution in the ratio.  Reported as
+    point masses (`point_masses`), the same candidates are verified exactly.
 
     >>> [(w, x) for w, x, _ in top_k(np.array([0.2, 0.5, 0.3]), 2)]
     [(1, (1, 2))]
@@ -144,9 +144,9 @@ def top_k(q: Array, k: int) -> Iterator[Draw]:
 
 
 def point_masses(q: Array, k: int) -> Iterator[Draw]:
-    """The `k` most probable tokens, each reported as the point mass that it is."""
-    for weight, candidates, laws in top_k(q, k):
-        ones = np.zeros_like(laws)
+    """The `k` most probable tokens, each reported as a point mass."""
+    for weight, candidates, reported in top_k(q, k):
+        ones = np.zeros_like(reported)
         ones[range(len(candidates)), candidates] = 1
         yield weight, candidates, ones
 
@@ -155,11 +155,11 @@ DRAWS = {"independent": independent, "without_replacement": without_replacement,
 
 
 def recursive(children: int = 2, draw: str = "independent") -> TreeVerifier:
-    """Recursive rejection with `children` candidates at each node, drawn as `draw` says; exact for all of them.
+    """Recursive rejection with `children` candidates at each node; lossless for every `draw`.
 
     Args:
         children: k >= 1; with 1 it is the token rule.
-        draw: one of `DRAWS`.
+        draw: how candidates are drawn, one of `DRAWS`.
 
     >>> recursive(2, "without_replacement").lossless
     True

@@ -1,16 +1,16 @@
 """Wrong rules, kept as negative controls: each is a fault that was shipped, reported or asked for somewhere.
 
-A check that cannot tell a mutant from the rule has not checked that part of the rule.  `studies/kill.py` sets every
-mutant against every check.
+A check that passes a mutant does not check that part of the rule.  `studies/kill.py` runs every check on every mutant.
 
 A fault sits in one of four places, and a `Mutant` says which by the field it fills; all others stay correct:
 
 * `rule`: what is accepted, and what follows (a `Verifier`, or a `TreeVerifier` for several candidates);
-* `scored`: the law that the verifier takes for the target's;
-* `drawn`, `reported`, `drops`: how the draft is truly drawn, the law that is reported for it, which token is dropped;
+* `scored`: the distribution that the verifier takes for the target's;
+* `drawn`, `reported`, `drops`: what the draft is truly drawn from, the distribution reported for it, and which token is
+  dropped;
 * `cut`: what is kept of a block that holds an end token.
 
-Each is a function of laws and tokens alone, so a mutant can be put into a decoder as well as into the exact room.
+Each is a function of probabilities and tokens alone, so a mutant fits into a decoder as well as into `exact/`.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ from .multidraft import TreeVerifier
 from .token import acceptance_prob, count_probs, gather_probs, to_scalar
 
 
-def unchanged(law: Array) -> Array:
-    return law
+def unchanged(probs: Array) -> Array:
+    return probs
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """A fault, where it was seen, and how it plugs in.
+    """A fault, where it was seen, and which part of the decoder it changes.
 
     Attributes:
-        name: short, as it stands in tables.
+        name: short, for tables.
         fault: what is done wrong, in one line.
         reference: the public report.
         rule: the rule with the fault, or the correct token rule.
-        scored: from the target's law to the law that the verifier sees.
-        drawn: from the draft's law to the law that tokens are drawn from.
-        reported: from the draft's law to the law that the verifier is told.
-        drops: `(reported law, token) -> bool`: whether drafting ends at this token and throws it away.
+        scored: from the target's distribution to the one that the verifier sees.
+        drawn: from the draft's distribution to the one that tokens are drawn from.
+        reported: from the draft's distribution to the one that is reported to the verifier.
+        drops: `(reported distribution, token) -> bool`: whether drafting ends at this token and drops it.
         cut: `(tokens of a round, end token) -> tokens that are kept`, or None for the correct cut.
     """
 
@@ -87,7 +87,7 @@ def accept_all(p: Array, q: Array, x: Sequence[int]) -> list:
 
 
 def accept_if_sampled(p: Array, q: Array, x: Sequence[int]) -> Any:
-    """`a = p(x)`: a token sampled from the target happens to be the draft token."""
+    """`a = p(x)`: the probability that a token sampled from the target equals the draft token."""
     return count_probs(gather_probs(p, x))
 
 
@@ -115,9 +115,9 @@ SMALLEST_UNIFORM_STEP = Fraction(1, 2**24)
 
 
 def accept_zero(p: Array, q: Array, x: Sequence[int]) -> Any:
-    """`u <= a` where `u` is 0 with the chance of a float32 uniform: a ratio of 0 passes now and then.
+    """`u <= a` with a float32 uniform, which can be 0: then a ratio of 0 passes.
 
-    Other ratios are left exact: their rounding to the grid of uniforms is no fault of the comparison.
+    Other ratios stay exact: rounding them to the grid of uniforms is not part of this fault.
     """
     step = SMALLEST_UNIFORM_STEP if p.dtype == object else float(SMALLEST_UNIFORM_STEP)
     a = acceptance_prob(gather_probs(p, x), gather_probs(q, x))
@@ -142,12 +142,12 @@ def from_softmax_of_residual(p: Array, q: Array, x: Sequence[int], n: int) -> Ar
 
 
 def from_unnormalised_residual(p: Array, q: Array, x: Sequence[int], n: int) -> Array:
-    """The residual's cumulated sum searched as if it reached 1: what is missing falls on the last token."""
+    """The residual's cumulated sum is searched as if it reached 1: the missing mass goes to the last token."""
     if n == len(x):
         return p[n]
-    law = positive_part(p[n] - q[n])
-    law[-1] = law[-1] + 1 - law.sum()
-    return law
+    probs = positive_part(p[n] - q[n])
+    probs[-1] = probs[-1] + 1 - probs.sum()
+    return probs
 
 
 def from_swapped_residual(p: Array, q: Array, x: Sequence[int], n: int) -> Array:
@@ -155,7 +155,7 @@ def from_swapped_residual(p: Array, q: Array, x: Sequence[int], n: int) -> Array
 
 
 def bonus_from_draft(p: Array, q: Array, x: Sequence[int], n: int) -> Array:
-    """After a full acceptance, the last law that the draft reported (its next one, where it reports `g + 1`)."""
+    """After a full acceptance, the last distribution that the draft reported (the next one if it reports `g + 1`)."""
     return q[-1] if n == len(x) else residual(p[n], q[n])
 
 
@@ -163,17 +163,17 @@ def bonus_from_draft(p: Array, q: Array, x: Sequence[int], n: int) -> Array:
 
 
 def accept_any_match(p: Array, q: Array, candidates: Sequence[int]) -> list:
-    """Each candidate against a sample of its own: `k` chances to match instead of one."""
-    law, reached = [], 1
+    """Each candidate is compared with its own sample: `k` chances to match instead of one."""
+    chances, reached = [], 1
     for x in candidates:
         a = to_scalar(p[x])
-        law.append(reached * a)
+        chances.append(reached * a)
         reached = reached * (1 - a)
-    return [*law, reached]
+    return [*chances, reached]
 
 
 def without_first(p: Array, q: Array, candidates: Sequence[int]) -> Array:
-    """The first candidate's sample, known not to be the candidate."""
+    """The target's distribution without the first candidate: its sample, given that it is not the candidate."""
     rest = positive_part(p)
     rest[candidates[0]] = 0
     return normalise(rest) if bool(rest.sum() > 0) else p
@@ -190,17 +190,17 @@ def as_top_two(q: Array) -> Array:
     return keep_top_k(q, 2)
 
 
-def at_half_temperature(law: Array) -> Array:
-    return temper(law, Fraction(1, 2) if law.dtype == object else 0.5)
+def at_half_temperature(probs: Array) -> Array:
+    return temper(probs, Fraction(1, 2) if probs.dtype == object else 0.5)
 
 
-def not_the_favourite(q: Array, x: int) -> bool:
-    """Low confidence: some other token was more likely."""
+def not_the_argmax(q: Array, x: int) -> bool:
+    """Low confidence: another token was more probable."""
     return bool(q[x] < q.max())
 
 
 def cut_if_last(tokens: tuple[int, ...], end: int | None) -> tuple[int, ...]:
-    """Nothing is cut: the end token is only looked for at the end of the round."""
+    """Nothing is cut: only the last token of the round is compared with the end token."""
     return tokens
 
 
@@ -217,19 +217,19 @@ MUTANTS = {
     for m in [
         Mutant(
             "argmax draft, softmax q",
-            "the draft takes its most probable token, the ratio uses the law it did not sample from",
+            "the draft takes its most probable token, the ratio uses a distribution it was not sampled from",
             "transformers#32867, fixed by PR 33534; jaymody/speculative-sampling#3",
             drawn=as_argmax,
         ),
         Mutant(
             "top-k draft, raw q",
-            "tokens are drawn from the filtered law, the raw one is reported",
+            "tokens are drawn from the filtered distribution, the raw one is reported",
             "transformers#47932, PR 47961",
             drawn=as_top_two,
         ),
         Mutant(
             "draft temperature unreported",
-            "the draft samples at another temperature than its reported law has",
+            "the draft samples at another temperature than its reported distribution has",
             "transformers#47932 (processed against raw logits); deepseek-ai/DeepSpec#31 (another precision)",
             drawn=at_half_temperature,
         ),
@@ -243,7 +243,7 @@ MUTANTS = {
             "low-confidence token dropped",
             "drafting stops at an unlikely token and throws it away, which looks at the token before it is tested",
             "llama.cpp PR 22506, ik_llama.cpp PR 1820 (harmless there: those drafts are greedy and matched exactly)",
-            drops=not_the_favourite,
+            drops=not_the_argmax,
         ),
         Mutant(
             "everything accepted",
@@ -259,7 +259,7 @@ MUTANTS = {
         ),
         Mutant(
             "index shifted",
-            "a draft token's ratio takes the target's law of the next position",
+            "a draft token's ratio takes the target's distribution at the next position",
             "transformers PR 28166",
             rule=wrong(accepted=accept_late),
         ),
@@ -295,7 +295,7 @@ MUTANTS = {
         ),
         Mutant(
             "resampled from p",
-            "a rejected token is replaced from the target's law, not from the residual",
+            "a rejected token is replaced from the target's distribution, not from the residual",
             "ShopeeLLM/Spec-RL#14",
             rule=wrong(correction=from_target),
         ),
@@ -331,7 +331,7 @@ MUTANTS = {
         ),
         Mutant(
             "top-k children, softmax q",
-            "the children are the k most probable tokens, the ratio uses the law that they were not drawn from",
+            "the children are the k most probable tokens, the ratio uses a distribution they were not drawn from",
             "SafeAILab/EAGLE#183; apple/ml-recurrent-drafter#6 (beams)",
             rule=tree(multidraft.top_k),
         ),

@@ -29,12 +29,12 @@ def gather_probs(probs: Array, x: Any) -> Array:
 
 
 def take_row(rows: Array, n: Any) -> Array:
-    """`rows[n]`; where `n` is a tensor `[]`, without waiting for the device to know it."""
+    """`rows[n]`; if `n` is a tensor `[]`, without waiting for the device."""
     return rows.index_select(0, n.reshape(1))[0] if is_torch(n) else rows[n]
 
 
 def next_draft_probs(p: Array, q: Array, x: Sequence[int], n: Any) -> Array:
-    """`q_{n+1}`, `[V]`, and after the last of the `g` draft tokens 0: nothing was drafted there."""
+    """`q_{n+1}`, `[V]`; after the last of the `g` draft tokens 0, since nothing was drafted there."""
     g = len(x)
     if not is_torch(n):
         return q[n] if n < g else 0 * p[n]
@@ -42,7 +42,7 @@ def next_draft_probs(p: Array, q: Array, x: Sequence[int], n: Any) -> Array:
 
 
 def to_scalar(a: Any) -> Any:
-    """A float or a fraction from an array's entry, whichever of the three kinds the array is."""
+    """A float or a fraction from an entry of a torch tensor, a numpy array or an array of fractions."""
     return a.item() if hasattr(a, "item") else a
 
 
@@ -114,8 +114,8 @@ def correction(p: Array, q: Array, x: Sequence[int], n: Any) -> Array:
 def expected_tokens(p: Array, q: Array, x: Sequence[int]) -> Any:
     """`1 + sum_n a_1 ... a_{n-1} sum_y min(p_n(y), q_n(y))`: tokens of a round, computed from its distributions.
 
-    The `n`-th term is `P(n or more are kept)` given the draft tokens before the `n`-th, which itself is summed over.
-    The mean over rounds is that of `accepted + 1`, with less noise (Rao-Blackwell).
+    The `n`-th term is `P(at least n are kept)` given the draft tokens before the `n`-th; the `n`-th token is summed
+    over.  Over rounds it has the same mean as `accepted + 1`, with less noise (Rao-Blackwell).
 
     Args:
         p, q, x: as in `accepted`.  The last draft token does not matter.

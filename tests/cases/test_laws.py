@@ -11,7 +11,7 @@ from tiny import tiny_feature_draft
 from transformers import NoRepeatNGramLogitsProcessor, RepetitionPenaltyLogitsProcessor, SuppressTokensLogitsProcessor
 
 import specdec_lib as sd
-from specdec_lib.acceptance import asking
+from specdec_lib.acceptance import recording_verifier
 from specdec_lib.audit.adapters import tabular
 from specdec_lib.decode.draft_length import Confidence, Constant, Heuristic
 from specdec_lib.drafters import SamplingParams
@@ -217,7 +217,7 @@ def test_what_two_rules_would_write_is_told_while_one_of_them_decodes(name, tiny
 
     def write():
         answers = []
-        rule = asking(VERIFIERS[name], [token.expected_tokens, block.expected_tokens], answers)
+        rule = recording_verifier(VERIFIERS[name], [token.expected_tokens, block.expected_tokens], answers)
         stats = sd.generate(case.pair, PROMPT, 2, 3, temperature=1.0, eos=[], verifier=rule).stats
         assert len(answers) == stats.rounds
         return *answers[0], sum(told[rules.index(name)] for told in answers), stats.accepted + stats.rounds

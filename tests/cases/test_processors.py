@@ -149,7 +149,7 @@ def test_processors_see_low_precision_logits_in_float32(tiny_folder):
     [
         ([3], "a logits processor is a function"),
         (lambda ids, scores: scores + float("-inf"), "leave no token to follow 8 tokens of text"),
-        (type("SynthIDTextWatermarkLogitsProcessor", (), {"__call__": None})(), "no function of the text so far"),
+        (type("SynthIDTextWatermarkLogitsProcessor", (), {"__call__": None})(), "not a function of the text so far"),
     ],
 )
 def test_processors_that_could_not_work_are_refused(processors, message, tiny):

@@ -143,7 +143,7 @@ def test_a_hub_id_is_the_folder_that_the_hub_brings(tiny_folder, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **_: str(folder))
     assert on_disk.target_hash("owner/name") == on_disk.target_hash(folder)
     monkeypatch.undo()
-    with pytest.raises(SpecdecError, match="cannot bring owner/name from the hub"):
+    with pytest.raises(SpecdecError, match="cannot download owner/name from the hub"):
         on_disk.target_hash("owner/name")
 
 
