@@ -25,7 +25,14 @@ DECODE_PATH = [
     "drafters",
     "decode",
 ]
-DOORS = {"generate", "generate_plain", "distill", "bench", "audit"}  # documented signatures: Python's and the shell's
+DOORS = {
+    "claim",
+    "generate",
+    "generate_plain",
+    "distill",
+    "bench",
+    "audit",
+}  # documented signatures: Python's and the shell's
 
 
 def modules():

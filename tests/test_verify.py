@@ -370,3 +370,10 @@ def test_every_rule_is_a_law_on_every_draft():
     for x in itertools.product(range(3), repeat=2):
         for rule in all_rules(True):
             assert sum(rule.accepted(p, q, list(x))) == 1
+
+
+def test_the_correction_by_hand():
+    """p = (1/2, 3/10, 1/5), q = (1/5, 3/5, 1/5): only the first token was drafted too seldom; a bonus comes from p."""
+    p, q = np.array([[F(1, 2), F(3, 10), F(1, 5)]] * 2), np.array([[F(1, 5), F(3, 5), F(1, 5)]])
+    assert VERIFIERS["token"].correction(p, q, [1], 0).tolist() == [1, 0, 0]
+    assert VERIFIERS["token"].correction(p, q, [1], 1).tolist() == p[1].tolist()

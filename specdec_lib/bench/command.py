@@ -287,7 +287,7 @@ def sweep_table(results: list[dict[str, Any]]) -> Table:
 
 def show(run: dict[str, Any], console: Console) -> None:
     """Print one temperature's numbers."""
-    from .speed import ARMS
+    from .contest import ARMS
 
     console.print(f"\nTemperature {run['temperature']:g}. {verdict(run)}\n", style="bold")
 

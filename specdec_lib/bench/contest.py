@@ -1,4 +1,4 @@
-"""Who is compared: our decoder and transformers' own, over one target and one draft, on equal terms.
+"""Who is compared: four engines, ours and transformers' own, each plain and drafted, over one target and one draft.
 
 On a CPU our pass multiplies with weights that were laid out once for oneDNN.  A comparison must not gain from that,
 so transformers' own target and assistant get the same layers, module by module.
@@ -7,6 +7,7 @@ so transformers' own target and assistant get the same layers, module by module.
 from __future__ import annotations
 
 import os
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -17,7 +18,8 @@ import torch
 from ..drafters import ComposedDrafter, Drafter, ModelDrafter, NGramDrafter, PromptLookupDrafter
 from ..drafters import on_disk as drafts
 from ..drafters.on_disk import packaged_drafts, target_hash
-from ..errors import SpecdecError
+from ..engines import Engine, OurEngine, Reply, TransformersEngine
+from ..errors import SpecdecError, first_line
 from ..generation_settings import listed, shaping
 from ..load import (
     TRANSLATORS,
@@ -42,6 +44,15 @@ from ..models.pair import (
     load_transformers,
     vocabulary_size,
 )
+from ..sampling import SamplingParams
+
+ARMS = {
+    "transformers": "transformers plain",
+    "assisted": "transformers assisted",
+    "plain": "ours plain",
+    "drafted": "ours drafted",
+}
+"""The arms of a contest, and what tables call them."""
 
 
 class PackedModule(torch.nn.Module):
@@ -96,7 +107,7 @@ class Contest:
         assistant: the transformers model of the draft, packed; None where the draft is no model.
         lookup: the longest n-gram that transformers' own prompt lookup looks up; None where the draft is no lookup.
         translation: what transformers needs beside `assistant`, a draft of other tokens: both tokenizers, by the names
-            that its `generate` gives them.  The assistant then is as it was loaded: `speed.prepared` makes one to run.
+            that its `generate` gives them.  The assistant then is as it was loaded: `prepared` makes one to run.
         refusal: why transformers' assisted generation cannot take this draft; empty where it can.
         remark: in what its draft differs from ours; empty where it does not.
     """
@@ -110,6 +121,56 @@ class Contest:
     translation: dict[str, Any] = field(default_factory=dict)
     refusal: str = ""
     remark: str = ""
+
+    def engines(self, gamma: int) -> dict[str, Engine]:
+        """The engine of each arm; transformers assisted is left out where it cannot take this draft.
+
+        transformers drafts `gamma` tokens a round, as ours does: its confidence threshold is 0.
+        """
+        kind = Universal if self.translation else TransformersEngine
+        engines: dict[str, Engine] = {
+            "transformers": TransformersEngine(self.target),
+            "assisted": kind(self.target, self.assistant, gamma, self.lookup, **self.translation),
+            "plain": OurEngine(self.pair),
+            "drafted": OurEngine(self.pair, gamma),
+        }
+        return {arm: engine for arm, engine in engines.items() if arm != "assisted" or not self.refusal}
+
+
+class Unfit(Exception):
+    """transformers' assisted generation does not take this draft."""
+
+
+class Universal(TransformersEngine):
+    """transformers' universal assisted decoding, with a draft of other tokens: what it raises is `Unfit`."""
+
+    def run(self, *args: Any, **kwargs: Any) -> list[Reply]:
+        try:
+            return super().run(*args, **kwargs)
+        except Exception as error:  # its own, of any kind
+            raise Unfit(
+                f"transformers' universal assisted decoding fails with this draft ({type(error).__name__}: "
+                f"{first_line(error)})"
+            ) from error
+
+
+def prepared(contest: Contest, ids: list[int], gamma: int, temperature: float) -> Contest:
+    """The contest with an assistant that may run: where the draft has other tokens, a copy for this temperature alone.
+
+    transformers' sampling then changes the draft model for good (its embeddings and its output layer), and remembers
+    by the tokenizers that it did, so each run gets a model and a tokenizer of its own.  It does so when it is first
+    called, on stock layers, which are packed afterwards.
+
+    Raises:
+        Unfit: it fails on this draft.
+    """
+    if not contest.translation or contest.refusal:
+        return contest
+    own = {**contest.translation, "assistant_tokenizer": deepcopy(contest.translation["assistant_tokenizer"])}
+    found = replace(contest, assistant=deepcopy(contest.assistant), translation=own)
+    found.engines(gamma)["assisted"].run([ids], 2, SamplingParams(temperature))
+    pack_linears(found.assistant)
+    return found
 
 
 def load_contest(

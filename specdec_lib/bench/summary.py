@@ -11,10 +11,11 @@ import numpy as np
 from ..acceptance import acceptance_by_position, acceptance_from_trace
 from ..decode import Round, summarise
 from ..drafters import SamplingParams
-from .contest import Contest
+from ..engines import Reply
+from .contest import ARMS, Contest, Unfit, prepared
 from .costs import FEWEST, CostMeter, Costs, Estimate, rounds_with_room
 from .prompts import Prompt
-from .speed import ARMS, Row, Run, Unfit, arms_of, partings, prepared, race, speed_ratio
+from .speed import Row, partings, race, speed_ratio
 
 
 def measure(
@@ -125,7 +126,7 @@ def summary(contest: Contest, rows: Sequence[Row], costs: Costs, temperature: fl
         **flat("target_pass_seconds", costs.target_pass),
         "prefill_target": costs.prefill_target,
         "prefill_draft": costs.prefill_draft,
-        "decoders": {arm: _decoder([r.runs[arm] for r in rows]) for arm in arms_of(contest)},
+        "decoders": {arm: _decoder([r.runs[arm] for r in rows]) for arm in rows[0].runs},
         "kinds": {k: {"prompts": len(g), **_speeds(contest, g), **_acceptance(g)} for k, g in kinds.items()},
         "texts": partings(contest, rows) if temperature == 0 else None,
     }
@@ -157,7 +158,7 @@ def _acceptance(rows: Sequence[Row]) -> dict[str, Any]:
     return {**found, "block_efficiency": summarise(trace).block_efficiency}
 
 
-def _decoder(runs: Sequence[Run]) -> dict[str, float]:
+def _decoder(runs: Sequence[Reply]) -> dict[str, float]:
     seconds = sum(run.seconds for run in runs)
     return {
         "seconds": seconds,

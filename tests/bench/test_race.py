@@ -11,13 +11,13 @@ import torch
 from tiny import tiny_tokenizer
 
 import specdec_lib as sd
-from specdec_lib.bench import speed
-from specdec_lib.bench.contest import load_contest, pack_linears
-from specdec_lib.bench.speed import ARMS, arms_of, partings, race, run
+from specdec_lib.bench.contest import ARMS, load_contest, pack_linears
+from specdec_lib.bench.speed import partings, race
 from specdec_lib.errors import SpecdecError
 from specdec_lib.models import load_transformers, open_session
 from specdec_lib.models.fast import FastLlama, packed_linears_available
 from specdec_lib.models.shortlist import ShortlistLlamaConfig, ShortlistLlamaForCausalLM
+from specdec_lib.sampling import SamplingParams
 
 IDS = torch.tensor([[5, 9, 17, 3, 8, 30, 12, 7, 25, 6, 11, 14]])
 
@@ -87,6 +87,10 @@ def test_both_decoders_run_the_same_weights(contest):
 # -- what transformers is asked to do ------------------------------------------------------------------
 
 
+def run(contest, arm, ids, new_tokens, gamma, temperature, seed):
+    return contest.engines(gamma)[arm].run([ids], new_tokens, SamplingParams(temperature), seed)[0]
+
+
 def count_passes(model):
     """A list that grows by the number of positions of each forward pass."""
     seen = []
@@ -103,7 +107,7 @@ def count_passes(model):
 def test_transformers_drafts_gamma_tokens_a_round(target_folder, gamma, temperature):
     contest = load_contest(target_folder, target_folder, device="cpu")  # its own draft: all is accepted
     seen, handle = count_passes(contest.target)
-    run(contest, "assisted", IDS[0].tolist(), 18, gamma=gamma, temperature=temperature, seed=0)
+    run(contest, "assisted", IDS[0].tolist(), 18, gamma, temperature, 0)
     handle.remove()
     assert len(seen) == ceil(18 / (gamma + 1))
     assert seen[1] == gamma + 1
@@ -112,14 +116,14 @@ def test_transformers_drafts_gamma_tokens_a_round(target_folder, gamma, temperat
 def test_transformers_looks_up_gamma_tokens(target_folder):
     contest = load_contest(target_folder, "lookup", device="cpu")
     seen, handle = count_passes(contest.target)
-    run(contest, "assisted", [3, 4, 5, 6, 7, 8, 9] * 4, 18, gamma=3, temperature=0.0, seed=0)
+    run(contest, "assisted", [3, 4, 5, 6, 7, 8, 9] * 4, 18, 3, 0.0, 0)
     handle.remove()
     assert seen[0] == 28 + 3 and max(seen[1:]) == 4
 
 
 def test_transformers_samples_the_whole_law(tiny_folder):
     contest = load_contest(tiny_folder("llama", vocab_size=200), "lookup", device="cpu")
-    text = run(contest, "transformers", IDS[0].tolist(), 40, gamma=2, temperature=100.0, seed=0).tokens
+    text = run(contest, "transformers", IDS[0].tolist(), 40, 2, 100.0, 0).tokens
     with torch.inference_mode():
         logits = contest.target(torch.tensor([IDS[0].tolist() + text])).logits[0, IDS.shape[1] - 1 : -1]
     ranks = (logits > logits[range(40), text][:, None]).sum(-1)
@@ -130,12 +134,12 @@ def test_transformers_samples_the_whole_law(tiny_folder):
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_all_write_exactly_as_many_tokens_past_any_end_of_text(tiny_folder, contest, temperature):
-    free = run(contest, "plain", IDS[0].tolist(), 20, gamma=2, temperature=0.0, seed=0).tokens
+    free = run(contest, "plain", IDS[0].tolist(), 20, 2, 0.0, 0).tokens
     ending = load_contest(tiny_folder("llama", eos_token_id=free[4]), "lookup", device="cpu")
     assert free[4] in ending.ends
-    for arm in arms_of(ending):
+    for arm in ending.engines(3):
         for n in (1, 2, 20):
-            assert len(run(ending, arm, IDS[0].tolist(), n, gamma=3, temperature=temperature, seed=1).tokens) == n
+            assert len(run(ending, arm, IDS[0].tolist(), n, 3, temperature, 1).tokens) == n
 
 
 def test_the_length_is_where_an_independent_run_ends(contest, prompts):
@@ -175,13 +179,22 @@ def test_a_shortlist_draft_runs_in_both(target_folder, shortlist_folder, prompts
 
 def test_the_order_rotates_and_every_decoder_reads_the_prompt_before_its_clock_runs(contest, prompts, monkeypatch):
     calls = []
-    real = speed.run
 
-    def record(contest, arm, ids, new_tokens, **settings):
-        calls.append((arm, new_tokens))
-        return real(contest, arm, ids, new_tokens, **settings)
+    def recording(engine, arm):
+        real = engine.run
 
-    monkeypatch.setattr(speed, "run", record)
+        def run(texts, new_tokens, *rest):
+            if len(rest) < 3:  # without ends: not the run that finds the length
+                calls.append((arm, new_tokens))
+            return real(texts, new_tokens, *rest)
+
+        engine.run = run
+        return engine
+
+    real = type(contest).engines
+    monkeypatch.setattr(
+        type(contest), "engines", lambda self, gamma: {a: recording(e, a) for a, e in real(self, gamma).items()}
+    )
     list(race(contest, prompts[:4], gamma=2, max_new_tokens=8))
     timed = [[arm for arm, n in calls[i : i + 8] if n == 8] for i in range(0, 32, 8)]
     warm = [[arm for arm, n in calls[i : i + 4]] for i in range(0, 32, 8)]
@@ -199,7 +212,7 @@ def test_sampling_repeats_by_seed_and_leaves_the_callers_random_state_alone(cont
 
 def test_the_clock_of_the_first_token_stops_before_the_last(contest):
     for arm in ARMS:
-        out = run(contest, arm, IDS[0].tolist(), 30, gamma=2, temperature=0.0, seed=0)
+        out = run(contest, arm, IDS[0].tolist(), 30, 2, 0.0, 0)
         assert 0 < out.first < out.seconds
 
 

@@ -7,11 +7,11 @@ from test_other_tokenizer import merged
 from tiny import tiny_model, tiny_tokenizer
 
 import specdec_lib as sd
-from specdec_lib.bench import costs, speed
-from specdec_lib.bench.contest import load_contest
+from specdec_lib.bench import costs
+from specdec_lib.bench.contest import ARMS, load_contest
 from specdec_lib.bench.prompts import Prompt
-from specdec_lib.bench.speed import ARMS
 from specdec_lib.bench.summary import measure
+from specdec_lib.engines import TransformersEngine
 from specdec_lib.errors import SpecdecError
 
 PROMPTS = [Prompt(text, "kind", [{"role": "user", "content": text}]) for text in ("the cat sat", "ab ca, the cab")]
@@ -91,16 +91,16 @@ def test_other_tokens_are_refused_where_nothing_was_said_about_them(target, othe
 
 def test_a_failure_in_mid_run_leaves_the_arm_out_of_all_rows(target, other, monkeypatch):
     contest = load_contest(target, other, device="cpu", tokenizers="text")
-    real, calls = speed._run_transformers, []
+    real, calls = TransformersEngine.run, []
 
-    def fails_late(contest, ids, new_tokens, gamma, *given):
-        if gamma:
+    def fails_late(self, prompts, new_tokens, *given):
+        if self.assistant is not None:
             calls.append(new_tokens)
             if len(calls) == 5:
                 raise IndexError("list index out of range\nand more")
-        return real(contest, ids, new_tokens, gamma, *given)
+        return real(self, prompts, new_tokens, *given)
 
-    monkeypatch.setattr(speed, "_run_transformers", fails_late)
+    monkeypatch.setattr(TransformersEngine, "run", fails_late)
     found = measured(contest)
     assert len(calls) == 5 and found["prompts"] == 2 and "assisted" not in found["decoders"]
     assert found["vs_assisted_missing"].endswith("(IndexError: list index out of range)")
