@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from .decode.draft_length import DraftLengthPolicy
 from .drafters import (
     ComposedDrafter,
     ModelDrafter,
+    NGramDrafter,
     PromptLookupDrafter,
     SharedVocabularyDrafter,
     TextDrafter,
@@ -21,7 +23,17 @@ from .drafters.on_disk import has_own_tokenizer, is_draft, load_draft, packaged_
 from .drafters.other_tokenizer import difference
 from .errors import SpecdecError
 from .models import Pair, load_model, load_tokenizer
-from .models.pair import AUTO, PACKAGED, device_and_dtype, is_encoder_decoder, resolve, vocabulary_size
+from .models.fast import FastLlama
+from .models.pair import (
+    AUTO,
+    PACKAGED,
+    device_and_dtype,
+    fast,
+    is_encoder_decoder,
+    load_transformers,
+    resolve,
+    vocabulary_size,
+)
 
 LOOKUP = "lookup"
 TRANSLATORS: dict[str, Any] = {"text": TextDrafter, "shared": SharedVocabularyDrafter}
@@ -55,39 +67,91 @@ def load_pair(
     Raises:
         SpecdecError: for what is no model, a draft of another target or other tokens, a device that is not there.
     """
-    check_tokenizers(tokenizers)
     device_and_dtype(device, dtype)  # refused, if at all, before anything is read
+    beside = None if device == AUTO else device
+    named = resolve_draft(draft, target, beside, dtype, tokenizers=tokenizers, trust_remote_code=trust_remote_code)
+    model = load_model(target, device, dtype, trust_remote_code=trust_remote_code)
+    drafter = named.draft
+    if named.tokenizer is not None and hasattr(drafter, "config"):
+        two = is_encoder_decoder(drafter) or is_encoder_decoder(model)
+        drafter = drafter if two or vocabulary_size(drafter) == vocabulary_size(model) else ModelDrafter(drafter)
+    tokenizer = load_tokenizer(target, trust_remote_code=trust_remote_code)
+    return Pair(model, drafter, tokenizer, description=f"target {target}, draft {named.label}")
+
+
+@dataclass(frozen=True)
+class ResolvedDraft:
+    """Who drafts, loaded.
+
+    Attributes:
+        draft: a drafter, or a model of the target's tokens.
+        label: its name, or its class.
+        tokenizer: of a draft model that has one of its own, which was compared with the target's; else None.
+        stock: the transformers model behind it, where it was asked for and there is exactly one; else None.
+    """
+
+    draft: Any
+    label: str
+    tokenizer: Any = None
+    stock: Any = None
+
+
+def resolve_draft(
+    draft: Any = None,
+    target: str | os.PathLike = PACKAGED,
+    device: str | None = None,
+    dtype: Any = None,
+    *,
+    tokenizers: str = "same",
+    trust_remote_code: bool = False,
+    stock: bool = False,
+) -> ResolvedDraft:
+    """Load a draft by its name, for `load_pair` and the benchmark alike.
+
+    Args:
+        draft: as in `load_pair`; also an n-gram table, a .safetensors file.
+        target: by name; packaged drafts know the target that they were made for.
+        device, dtype, tokenizers, trust_remote_code: as in `load_pair`.
+        stock: keep the transformers model beside the fast one that is made of it.
+
+    Raises:
+        SpecdecError: for what is no draft, a draft of another target or other tokens, a choice of `tokenizers` that
+            would be ignored.
+    """
+    check_tokenizers(tokenizers)
     draft = default_draft(target) if draft is None else draft
     check_draft(draft)
-    label = type(draft).__name__
-    compared: list[str] = []  # draft models whose tokenizer was seen
+    if not isinstance(draft, (str, os.PathLike)):
+        check_used(tokenizers, type(draft).__name__)
+        return ResolvedDraft(draft, type(draft).__name__)
     target_tokenizer = cache(lambda: load_tokenizer(target, trust_remote_code=trust_remote_code))
-    if isinstance(draft, (str, os.PathLike)):
-        label = str(draft)
-        beside = None if device == AUTO else device
+    found: dict[str, list[Any]] = {"stock": [], "own": []}
 
-        def load(name: str) -> Any:
-            source = draft_source(name)
-            ours = is_draft(source)
-            if ours and not has_own_tokenizer(source):
-                return load_draft(source, target_hash(target), beside, dtype)
+    def load(name: str) -> Any:
+        if name.endswith(".safetensors"):
+            return NGramDrafter.load(Path(name).expanduser())
+        source, own = draft_source(name), None
+        ours = is_draft(source)
+        if not ours or has_own_tokenizer(source):
             own = own_tokenizer(name, source, target_tokenizer, tokenizers, trust_remote_code)
-            model = (
-                load_draft(source, target_hash(target), beside, dtype)
-                if ours
-                else load_model(source, beside, dtype, trust_remote_code=trust_remote_code)
-            )
-            if own is None:
-                return model
-            compared.append(name)
-            return model if tokenizers == "same" else TRANSLATORS[tokenizers](model, own, target_tokenizer())
+        model = load_draft(source, target_hash(target), device, dtype) if ours else None
+        if model is not None and not isinstance(model, FastLlama):  # a drafter that is no model
+            return model
+        if stock:
+            found["stock"].append(load_transformers(source, device, dtype, trust_remote_code=trust_remote_code))
+            model = fast(found["stock"][-1])
+        elif model is None:
+            model = load_model(source, device, dtype, trust_remote_code=trust_remote_code)
+        if own is None:
+            return model
+        found["own"].append(own)
+        return model if tokenizers == "same" else TRANSLATORS[tokenizers](model, own, target_tokenizer())
 
-        draft = load_drafter(draft, load)
-    check_used(tokenizers, compared, label)
-    model = load_model(target, device, dtype, trust_remote_code=trust_remote_code)
-    if compared and hasattr(draft, "config") and not (is_encoder_decoder(draft) or is_encoder_decoder(model)):
-        draft = ModelDrafter(draft) if vocabulary_size(draft) != vocabulary_size(model) else draft
-    return Pair(model, draft, target_tokenizer(), description=f"target {target}, draft {label}")
+    drafter = load_drafter(draft, load)
+    if not found["own"]:
+        check_used(tokenizers, str(draft))
+    only = found["stock"][0] if len(found["stock"]) == 1 else None
+    return ResolvedDraft(drafter, str(draft), found["own"][-1] if found["own"] else None, only)
 
 
 def check_draft(draft: Any) -> None:
@@ -103,9 +167,9 @@ def check_tokenizers(tokenizers: str) -> None:
         raise SpecdecError(f"unknown tokenizers {tokenizers!r}: use one of {', '.join(TOKENIZERS)}")
 
 
-def check_used(tokenizers: str, compared: list[str], label: str) -> None:
-    """Refuse the choice where there was no draft model whose tokenizer could be looked at."""
-    if tokenizers != "same" and not compared:
+def check_used(tokenizers: str, label: str) -> None:
+    """Refuse a choice that would be ignored: there is no draft model whose tokenizer could be looked at."""
+    if tokenizers != "same":
         raise SpecdecError(
             f"tokenizers={tokenizers!r} is for a draft model with a tokenizer of its own, not for {label}: leave it out"
         )

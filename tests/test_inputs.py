@@ -192,10 +192,9 @@ def test_a_name_that_can_be_no_hub_id_is_refused_before_any_network(monkeypatch)
 
 def test_an_unknown_draft_is_refused_with_what_there_is(tmp_path):
     from specdec_lib.audit.command import load_engine
-    from specdec_lib.bench.contest import load_draft
-    from specdec_lib.load import check_draft, draft_source
+    from specdec_lib.load import check_draft, draft_source, resolve_draft
 
-    for door in (draft_source, load_draft, lambda name: load_engine("transformers", "packaged", name, 3, 1.0)):
+    for door in (draft_source, resolve_draft, lambda name: load_engine("transformers", "packaged", name, 3, 1.0)):
         with refused("there is no draft 'smal': use one of lookup, .*small.*, a folder, or owner/name"):
             door("smal")
     with refused("there is no draft 'lookup"):

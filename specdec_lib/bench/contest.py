@@ -9,30 +9,17 @@ from __future__ import annotations
 import os
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..drafters import ComposedDrafter, Drafter, ModelDrafter, NGramDrafter, PromptLookupDrafter
-from ..drafters import on_disk as drafts
-from ..drafters.on_disk import packaged_drafts, target_hash
+from ..drafters import ComposedDrafter, Drafter, ModelDrafter, PromptLookupDrafter, as_drafter
+from ..drafters.on_disk import packaged_drafts
 from ..engines import Engine, OurEngine, Reply, TransformersEngine
 from ..errors import SpecdecError, first_line
 from ..generation_settings import listed, shaping
-from ..load import (
-    TRANSLATORS,
-    check_draft,
-    check_tokenizers,
-    check_used,
-    default_draft,
-    draft_source,
-    fastest_model,
-    load_drafter,
-    own_tokenizer,
-)
-from ..models.fast import FastLlama, PackedLinear, packed_linears_available
+from ..load import fastest_model, resolve_draft
+from ..models.fast import PackedLinear, packed_linears_available
 from ..models.pair import (
     PACKAGED,
     Pair,
@@ -194,16 +181,20 @@ def load_contest(
     """
     from transformers import GenerationConfig
 
-    draft = draft or default_draft(target)
+    if hasattr(draft, "config") or isinstance(draft, ModelDrafter):
+        raise SpecdecError("the benchmark changes the models it runs: name the draft by its folder or hub id")
     # refused, if at all, before a large target loads
-    drafter, assistant, own = load_draft(draft, target, device, dtype, tokenizers, trust_remote_code)
+    named = resolve_draft(
+        draft, target, device, dtype, tokenizers=tokenizers, trust_remote_code=trust_remote_code, stock=True
+    )
+    drafter, assistant, own = as_drafter(named.draft), named.stock, named.tokenizer
     model = load_transformers(target, device, dtype, trust_remote_code=trust_remote_code)
     tokenizer = load_tokenizer(target, trust_remote_code=trust_remote_code)
     other = tokenizers != "same" or (own is not None and vocabulary_size(model) != vocabulary_size(assistant))
     if not other or is_encoder_decoder(model):
         check_vocabulary(model, assistant)
     ends = end_tokens(Pair(model, None, tokenizer))
-    pair = Pair(fast(model), drafter, tokenizer, description=f"target {target}, draft {draft}")
+    pair = Pair(fast(model), drafter, tokenizer, description=f"target {target}, draft {named.label}")
     translation = {"tokenizer": tokenizer, "assistant_tokenizer": own} if other else {}
     refusal, lookup, remark = "", None, ""
     if drafter.reads_target and (name := fastest_model(target)):
@@ -228,45 +219,3 @@ def load_contest(
         theirs.generation_config = GenerationConfig(**start)
     pair.target.generation_config = model.generation_config
     return Contest(pair, replace(pair, tokenizer=None), model, ends, assistant, lookup, translation, refusal, remark)
-
-
-def load_draft(
-    draft: str | os.PathLike | Drafter,
-    target: str | os.PathLike = PACKAGED,
-    device: str | None = None,
-    dtype: Any = None,
-    tokenizers: str = "same",
-    trust_remote_code: bool = False,
-) -> tuple[Any, Any, Any]:
-    """`(drafter, transformers model or None, its tokenizer or None)` of what `load_contest` takes as a draft."""
-    check_tokenizers(tokenizers)
-    if not isinstance(draft, (str, os.PathLike)):
-        check_draft(draft)
-        if isinstance(draft, Drafter) and not isinstance(draft, ModelDrafter):
-            check_used(tokenizers, [], type(draft).__name__)
-            return draft, None, None
-        raise SpecdecError("the benchmark changes the models it runs: name the draft by its folder or hub id")
-    models, compared, own = [], [], None
-    target_tokenizer = cache(lambda: load_tokenizer(target, trust_remote_code=trust_remote_code))
-
-    def load(name: str) -> Any:
-        nonlocal own
-        if name.endswith(".safetensors"):
-            return NGramDrafter.load(Path(name).expanduser())
-        source = place = draft_source(name)
-        ours = drafts.is_draft(source)
-        if not ours or drafts.has_own_tokenizer(source):
-            own = own_tokenizer(name, place, target_tokenizer, tokenizers, trust_remote_code)
-        if ours:
-            drafter = drafts.load_draft(source, target_hash(target), device, dtype)
-            if not isinstance(drafter, FastLlama):  # it is no model that transformers could run
-                return drafter
-        models.append(load_transformers(place, device, dtype, trust_remote_code=trust_remote_code))
-        model = fast(models[-1])
-        if own is not None:
-            compared.append(name)
-        return ModelDrafter(model) if tokenizers == "same" else TRANSLATORS[tokenizers](model, own, target_tokenizer())
-
-    drafter = load_drafter(draft, load)
-    check_used(tokenizers, compared, str(draft))
-    return drafter, *((models[0], own) if len(models) == 1 else (None, None))

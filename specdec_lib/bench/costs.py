@@ -27,11 +27,11 @@ from ..acceptance import acceptance_by_position
 from ..decode import Round, generate, generate_plain
 from ..drafters import SamplingParams, as_drafter
 from ..errors import SpecdecError
+from ..load import resolve_draft
 from ..models.pair import Pair, load_model, vocabulary_size
 from ..models.session import Session, open_session
 from ..models.support import context_length
 from ..theory import Prediction, predict
-from .contest import load_draft
 
 SWEEPS = 3  # times that each cost is taken on one text
 FEWEST = 6  # of n values the extremes enclose the median with probability 1 - 2^(1-n): 95 % from n = 6 on
@@ -329,7 +329,7 @@ def _footprint_of_this_process(
     loaded = perf_counter()
     drafter = None
     if draft:
-        drafter, *_ = load_draft(draft, target, tokenizers=tokenizers, trust_remote_code=trust_remote_code)
+        drafter = resolve_draft(draft, target, tokenizers=tokenizers, trust_remote_code=trust_remote_code).draft
     pair = Pair(model, drafter)
     ready = perf_counter()
     prompt = [i % vocabulary_size(model) for i in range(min(128, context_length(model) // 2))]
