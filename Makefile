@@ -43,8 +43,8 @@ nbtest: models  ## run the notebooks against their committed outputs
 ifeq ($(NOTEBOOKS),)
 	@echo "no notebook to test yet"
 else
-	HF_HUB_OFFLINE=1 HF_HUB_DISABLE_PROGRESS_BARS=1 \
-		$(BIN)/python -m pytest --nbval --nbval-current-env --nbval-cell-timeout=600 \
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 HF_HUB_DISABLE_PROGRESS_BARS=1 \
+		$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --nbval --nbval-current-env --nbval-cell-timeout=600 \
 		--nbval-sanitize-with tests/nbval_sanitize.cfg $(NOTEBOOKS)
 endif
 

@@ -90,7 +90,7 @@ def decode_texts(plan: Plan, texts: list[Text]) -> Iterator[Round]:
     texts = [text for text in texts if text.remaining]
     if not texts:
         return
-    k, start = plan.drafts, perf_counter()
+    k, start, vocabulary = plan.drafts, perf_counter(), vocabulary_size(plan.target)
 
     # the target and the drafter read the prompts; the last token of each is left for the first round
     session, drafting = open_both(plan, texts)
@@ -108,7 +108,7 @@ def decode_texts(plan: Plan, texts: list[Text]) -> Iterator[Round]:
         )
         if plan.drafter is not None:
             for draft, gamma, row in zip(drafts, gammas, rows, strict=True):
-                check_draft(draft, plan.drafter, gamma, row.params, vocabulary_size(plan.target))
+                check_draft(draft, plan.drafter, gamma, row.params, vocabulary)
         drafted = perf_counter()
 
         # 2. score: one pass of the target over the last token and the draft, so over g + 1 positions

@@ -99,8 +99,8 @@ def verify_chain(plan: Plan, text: Text, drafts: Sequence[Draft], logits: Sequen
     p = target_probs(rule, params, scores)
     q = draft.probs_like(p)
     x: Any = ids if rule.on_device else draft.bring_home()[:g]
-    counts = rule.accepted(p, q, x)
-    n = choose(rule, counts, text.random) if g else 0  # where nothing was drafted, nothing is left to chance
+    counts = rule.accepted(p, q, x)  # also of no draft: a rule may keep a record of the rounds
+    n = choose(rule, counts, text.random) if g else 0
     if not rule.on_device or raw.device.type == "cpu":  # a number that costs no wait saves sums over the vocabulary
         n = int(n)
     last = choose(rule, rule.correction(p, q, x, n), text.random)
@@ -108,7 +108,7 @@ def verify_chain(plan: Plan, text: Text, drafts: Sequence[Draft], logits: Sequen
     numbers = {"n": as_row(n, raw), "last": as_row(last, raw), "highest": scores.amax(-1).double()}
     if isinstance(draft.tokens, torch.Tensor):
         numbers["drafted"] = draft.on(raw.device).double()
-    if not rule.point_mass:
+    if g and not rule.point_mass:
         numbers |= {"p": gather_probs(p, ids), "q": gather_probs(q, ids)}
     if draft.probs is not None:
         numbers["sums"] = q.sum(-1).double()

@@ -13,7 +13,9 @@ How the candidates come about is the third part, `draw(q, k)`: every possible li
 probability and its reported laws, so that the exact room can sum over them.  A round that keeps a child at each of
 its `gamma` levels ends with a bonus token from the target, as a chain does.
 
-Recursive rejection is SpecInfer's multi-step sampling (arXiv 2305.09781, theorem 4.2).
+Recursive rejection is SpecInfer's multi-step sampling, stated for independent candidates (arXiv 2305.09781, theorem
+4.2).  For candidates drawn without replacement it is RSD (Jeon et al., arXiv 2402.14160).  SpecTr (arXiv 2310.15141)
+sees the step as optimal transport.
 """
 
 from __future__ import annotations
@@ -166,5 +168,5 @@ def recursive(children: int = 2, draw: str = "independent") -> TreeVerifier:
         raise SpecdecError(f"a node needs at least one child, got children={children}")
     if draw not in DRAWS:
         raise SpecdecError(f"unknown way to draw candidates {draw!r}: use one of {', '.join(DRAWS)}")
-    source = "SpecInfer, arXiv 2305.09781"
+    source = "RSD, arXiv 2402.14160" if draw == "without_replacement" else "SpecInfer, arXiv 2305.09781"
     return TreeVerifier(f"recursive({children}, {draw})", children, DRAWS[draw], accepted, correction, True, source)
