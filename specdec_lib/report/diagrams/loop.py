@@ -1,112 +1,104 @@
-"""The pictures of chapter 02: one pass over several positions, one round, the cache before and after a rollback."""
+"""The pictures of chapters 02 and 03: what the hand-written loop does on a real text, and a round as a tree."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from .canvas import INK, Canvas, visible
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-TEXT, DRAFT, KEPT, REFUSED, TARGET, UNTESTED = "#ECECEC", "#F6DDB0", "#BFE6D6", "#F5C6A5", "#BFDCF0", "#F7F7F7"
-INK = "#222222"
+    from ...exact import TabularModel
+
+WIDE, STEP = 0.86, 0.98  # of a box, and from box to box, in inches
 
 
-def sheet(width: float, height: float) -> tuple[Figure, Axes]:
-    """A white sheet, one unit of the axes for each 0.72 inches, without axes."""
-    import matplotlib.pyplot as plt
+def short(token: str) -> str:
+    """A token as it fits a box.
 
-    fig, axes = plt.subplots(figsize=(0.72 * width, 0.72 * height), facecolor="white")
-    axes.set(xlim=(0, width), ylim=(0, height))
-    axes.axis("off")
-    axes.set_aspect("equal")
-    return fig, axes
-
-
-def box(axes: Axes, x: float, y: float, words: str, colour: str, width: float = 1.3, dashed: bool = False) -> None:
-    """A box of height 0.7 with its lower left corner at `(x, y)`."""
-    from matplotlib.patches import FancyBboxPatch
-
-    style = "round,pad=0,rounding_size=0.08"
-    edge = {"edgecolor": "#777777", "linewidth": 1, "linestyle": "--" if dashed else "-"}
-    axes.add_patch(FancyBboxPatch((x, y), width, 0.7, boxstyle=style, facecolor=colour, **edge))
-    axes.text(x + width / 2, y + 0.35, words, ha="center", va="center", fontsize=9, color=INK)
+    >>> short(" understanding"), short("$5")
+    ('underst…', '\\\\$5')
+    """
+    seen = visible(token)
+    return (seen if len(seen) <= 8 else seen[:7] + "…").replace("$", r"\$")
 
 
-def note(axes: Axes, x: float, y: float, words: str, **how: object) -> None:
-    axes.text(x, y, words, va="center", fontsize=9, color=INK, **{"ha": "left", **how})  # type: ignore[arg-type]
-
-
-def arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float]) -> None:
-    axes.annotate("", end, start, arrowprops={"arrowstyle": "-|>", "color": "#777777", "linewidth": 1.1})
-
-
-def shown(word: str) -> str:
-    """A token as it is written into a box: line ends and blanks are visible."""
-    return (word.replace("\n", "⏎").strip() or "␣").replace("$", r"\$")[:11]
-
-
-def scoring_pass(text: Sequence[str], guess: Sequence[str], best: Sequence[str]) -> Figure:
+def scoring(text: Sequence[str], guess: Sequence[str], best: Sequence[str]) -> Figure:
     """One pass of the target over a text and a guess behind it.
 
     Args:
-        text: its last tokens are drawn.
+        text: its last three tokens are drawn.
         guess: `g` tokens.
         best: the target's choice after the text and after each guessed token, `g + 1` tokens.
     """
-    before, step = list(text)[-3:], 1.5
-    places = [3 + step * i for i in range(len(before) + len(guess))]
-    fig, axes = sheet(places[-1] + 2, 4.3)
-    right = next((i for i, (a, b) in enumerate(zip(guess, best, strict=False)) if a != b), len(guess))
-    axes.set_title(f"One pass, {len(best)} answers: the target agrees with {right} of {len(guess)} guessed tokens")
-    for i, (x, word) in enumerate(zip(places, [*before, *guess], strict=True)):
-        guessed = i - len(before)
-        box(axes, x, 0.3, shown(word), TEXT if guessed < 0 else DRAFT)
-        row = guessed + 1
-        arrow(axes, (x + 0.65, 1.05), (x + 0.65, 1.5))
+    before = list(text)[-3:]
+    agreed = next((i for i, pair in enumerate(zip(guess, best, strict=False)) if pair[0] != pair[1]), len(guess))
+    title = f"One pass gives {len(best)} answers: the target agrees with {agreed} of {len(guess)} guessed tokens."
+    start = 1.45
+    card = Canvas(start + STEP * (len(before) + len(guess)) + 0.3, 2.7, title)
+    fed = card.row([short(t) for t in before], start, 0.65, "prompt", WIDE, STEP - WIDE)
+    fed += card.row([short(t) for t in guess], start + STEP * len(before), 0.65, "draft", WIDE, STEP - WIDE)
+    sees = "target: one forward pass; each position sees only what is left of it"
+    middle = card.token((fed[0].left + fed[-1].right) / 2, 1.25, sees, "target", fed[-1].right - fed[0].left)
+    for i, box in enumerate(fed):
+        card.arrow(box.top, (box.x, middle.bottom[1]))
+        row = i - len(before) + 1
         if row >= 0:
-            colour = KEPT if row < right else TARGET if row == right else UNTESTED
-            arrow(axes, (x + 0.65, 2.35), (x + 0.65, 2.8))
-            box(axes, x, 2.85, shown(best[row]), colour, dashed=row > right)
-    box(axes, 3, 1.55, "target: one forward pass, each position sees what is left of it", "#DDDDDD", places[-1] - 1.7)
-    note(axes, 2.8, 0.65, "text and guess", ha="right")
-    note(axes, 2.8, 3.2, "best next token", ha="right")
-    note(axes, places[len(before) - 1], 3.85, "agrees (green), the target's own (blue), of no use (dashed)")
-    return fig
+            role = "accepted" if row < agreed else "untested" if row > agreed else "correction"
+            out = card.token(box.x, 1.85, short(best[row]), role, WIDE)
+            card.arrow((box.x, middle.top[1]), out.bottom)
+    card.label(1.3, 0.65, "text and guess", colour=INK, align="right")
+    card.label(1.3, 1.85, "best next token", colour=INK, align="right")
+    first = fed[len(before) - 1]
+    if agreed:
+        card.bracket(first.left, first.left + STEP * agreed - STEP + WIDE, 2.12, "agrees", "above", "accepted")
+    card.label(first.x + STEP * agreed, 2.2, "its own token", colour="correction", size=8.5)
+    if agreed < len(guess):
+        card.label(fed[-1].x + 0.1, 2.2, "of no use", size=8.5)
+    card.bracket(fed[0].left, first.right, 0.4, "… text")
+    card.bracket(fed[len(before)].left, fed[-1].right, 0.4, "guess")
+    return card.figure
 
 
-def round_picture(draft: Sequence[str], ratios: Sequence[float], kept: int, last: str) -> Figure:
-    """One round: the draft, the acceptance probability of each token, what became of it, and the target's token.
+def one_round(draft: Sequence[str], keep: Sequence[float], kept: int, last: str) -> Figure:
+    """One round: the draft, the chance that each token is kept, what became of it, and the target's own token.
 
     Args:
         draft: `g` tokens.
-        ratios: `min(1, p(x) / q(x))` of each.
+        keep: `min(1, p(x) / q(x))` of each.
         kept: how many were kept.
         last: the token after them.
     """
-    step = 1.9
-    fig, axes = sheet(3 + step * (len(draft) + 1), 4)
-    source = "the bonus token" if kept == len(draft) else "a token from what is left of p"
-    axes.set_title(f"This round keeps {kept} of {len(draft)} draft tokens and adds {source}")
-    rows = ("1. draft proposes", "2. target scores", "3. verify")
-    for y, words in zip((3, 1.9, 0.8), rows, strict=True):
-        note(axes, 0, y + 0.35, words)
-    for i, (word, ratio) in enumerate(zip(draft, ratios, strict=True)):
-        x = 2.8 + step * i
-        box(axes, x, 3, shown(word), DRAFT)
-        arrow(axes, (x + 0.65, 2.95), (x + 0.65, 2.65))
-        box(axes, x, 1.9, f"keep: {ratio:.2f}", "white")
-        arrow(axes, (x + 0.65, 1.85), (x + 0.65, 1.55))
-        fate = ("kept", KEPT) if i < kept else ("refused", REFUSED) if i == kept else ("never tested", UNTESTED)
-        box(axes, x, 0.8, fate[0], fate[1], dashed=i > kept)
-    x = 2.8 + step * kept
-    box(axes, x, 0, shown(last), TARGET)
-    note(axes, x + 1.4, 0.35, "written by the target")
-    return fig
+    whole = kept == len(draft)
+    source = "the bonus token, drawn from p" if whole else "a token drawn from what is left of p"
+    start, step = 2.35, 1.15
+    title = f"The round keeps {kept} of {len(draft)} draft tokens and adds {source}."
+    card = Canvas(start + step * (len(draft) + 1) + 0.6, 2.75, title)
+    fates = ["accepted"] * kept + ["refused"] * (not whole) + ["untested"] * (len(draft) - kept - 1)
+    words = {"accepted": "kept", "refused": "refused", "untested": "not tested"}
+    heights = (2.0, 1.45, 0.9, 0.35)
+    lines = ("1. the draft proposes", "2. chance to keep it", "3. the coin's verdict", "4. the text goes on with")
+    for y, line in zip(heights, lines, strict=True):
+        card.label(0.2, y, line, colour=INK, align="left")
+    for i, (token, chance, fate) in enumerate(zip(draft, keep, fates, strict=True)):
+        x = start + WIDE / 2 + step * i
+        boxes = [card.token(x, heights[0], short(token), "draft", WIDE)]
+        if fate == "untested":
+            boxes.append(card.token(x, heights[2], "not tested", "untested", WIDE))
+        else:
+            boxes.append(card.token(x, heights[1], f"{chance:.2f}", "target", WIDE))
+            card.arrow(boxes[-2].bottom, boxes[-1].top)
+            boxes.append(card.token(x, heights[2], words[fate], "accepted" if fate == "accepted" else "plain", WIDE))
+        card.arrow(boxes[-2].bottom, boxes[-1].top)
+        if fate == "accepted":
+            card.token(x, heights[3], short(token), "accepted", WIDE)
+    card.token(start + WIDE / 2 + step * kept, heights[3], short(last), "bonus" if whole else "correction", WIDE)
+    return card.figure
 
 
-def cache_rollback(text: Sequence[str], draft: Sequence[str], kept: int, last: str) -> Figure:
+def rollback(text: Sequence[str], draft: Sequence[str], kept: int, last: str) -> Figure:
     """What the target's cache holds before and after the rollback.
 
     Args:
@@ -115,26 +107,59 @@ def cache_rollback(text: Sequence[str], draft: Sequence[str], kept: int, last: s
         kept: how many were kept.
         last: the token after them, which is in the text and not in the cache.
     """
-    step, before = 1.5, [*text, *draft]
-    length = len(text) + kept
-    fig, axes = sheet(3.4 + step * (len(before) + 1), 3.5)
-    gone = len(draft) - kept
-    axes.set_title(
-        f"The cache forgets {gone} refused or untested token{'s' * (gone != 1)}; the last token is not read yet"
+    start, gone = 2.05, len(draft) - kept
+    title = f"The cache forgets {gone} of {len(draft)} draft tokens; the text's last token has not been read yet."
+    card = Canvas(start + STEP * (len(text) + max(len(draft), kept + 1)) + 0.3, 1.95, title)
+    roles = ["prompt"] * len(text) + ["accepted"] * kept
+    held = [short(token) for token in [*text, *draft]]
+    lines = ("cache after the pass", "cache after forget", "the text now")
+    for y, line in zip((1.4, 0.9, 0.4), lines, strict=True):
+        card.label(0.2, y, line, colour=INK, align="left")
+        full = y == 1.4
+        shown = held if full else held[: len(roles)]
+        card.row(shown, start, y, roles + ["refused"] * gone * full, WIDE, STEP - WIDE)
+    card.token(start + STEP * len(roles) + WIDE / 2, 0.4, short(last), "correction" if gone else "bonus", WIDE)
+    return card.figure
+
+
+def round_tree(target: TabularModel, draft: TabularModel, letters: Sequence[str]) -> Figure:
+    """One step of the recursion over a round: the first draft token, kept or refused, and what follows, in fractions.
+
+    Computed by the two functions of the token rule.  An arrow is as wide as its probability.
+
+    Args:
+        target, draft: tabular models.
+        letters: a name for each token.
+    """
+    from ...verify.token import accepted, correction
+
+    n = len(letters)
+    p, q = target.law(()), draft.law(())
+    card = Canvas(
+        9.3, 0.62 + 0.45 * 2 * n, "One step of a round: for each token, what is kept and what replaces add up to p."
     )
-    note(axes, 0, 2.75, "cache after the pass")
-    note(axes, 0, 1.65, "cache after forget")
-    note(axes, 0, 0.55, "text")
-    for i, word in enumerate(before):
-        x = 3.2 + step * i
-        accepted = len(text) <= i < length
-        colour = TEXT if i < len(text) else KEPT if accepted else REFUSED
-        box(axes, x, 2.4, shown(word), colour)
-        if i < length:
-            box(axes, x, 1.3, shown(word), colour)
-            box(axes, x, 0.2, shown(word), colour)
-        else:
-            note(axes, x + 0.65, 1.65, "✕", ha="center")
-    box(axes, 3.2 + step * length, 0.2, shown(last), TARGET, dashed=True)
-    note(axes, 3.2 + step * length + 1.4, 0.55, "fed in the next round")
-    return fig
+    root = card.token(0.75, (card.top + 0.1) / 2, "prefix", "prompt", 0.8)
+    unit = (card.top - 0.1) / (2 * n)
+
+    def join(a: Any, b: Any, weight: Any, caption: str) -> None:
+        card.arrow(a.east, b.west, caption, width=0.6 + 5 * float(weight), size=8)
+
+    for x in range(n):
+        if q[x] == 0:
+            continue
+        y = card.top - unit * (2 * x + 1)
+        drawn = card.token(2.5, y, letters[x], "draft", 0.5)
+        join(root, drawn, q[x], f"q = {q[x]}")
+        refused, kept = accepted(p[None], q[None], [x])
+        yes, no = y + unit / 2, y - unit / 2
+        if kept:
+            end = card.token(4.6, yes, f"kept: {letters[x]}", "accepted", 0.95)
+            join(drawn, end, q[x] * kept, f"{kept}")
+            card.label(5.4, yes, f"{letters[x]}: {q[x] * kept}, then a round of one draft token fewer", 9, INK, "left")
+        if refused:
+            end = card.token(4.6, no, letters[x], "refused", 0.95)
+            join(drawn, end, q[x] * refused, f"{refused}")
+            rest = correction(p[None], q[None], [x], 0)
+            ends = ", ".join(f"{letters[y]}: {q[x] * refused * rest[y]}" for y in range(n) if rest[y])
+            card.label(5.4, no, f"{ends} from max(p − q, 0); the round ends", 9, INK, "left")
+    return card.figure
