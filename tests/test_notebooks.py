@@ -96,3 +96,18 @@ def test_each_claim_of_a_chapter_is_made_once_in_it_and_nowhere_else(path, noteb
     made = [call.args[0].value for call in claims]
     assert sorted(made) == sorted(read_chapter(path.with_suffix(".yaml"))["claims"])
     assert all(declared_claims()[id]["notebook"] == path.stem for id in made)
+
+
+def test_links_of_chapters_lead_somewhere(notebook):
+    """To other files of the folder, and to terms of the notation page."""
+    text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    anchors = set(re.findall(r'<a id="([\w-]+)">', (FOLDER / "notation.md").read_text()))
+    for place, anchor in re.findall(r"\]\(([\w./-]+\.(?:ipynb|md))(?:#([\w-]+))?\)", text):
+        assert (FOLDER / place).exists(), place
+        assert not anchor or anchor in anchors, anchor
+
+
+def test_links_of_the_notation_page_lead_somewhere():
+    text = (FOLDER / "notation.md").read_text()
+    places = set(re.findall(r"\]\(([\w./-]+\.ipynb)\)", text))
+    assert places and all((FOLDER / place).exists() for place in places)
