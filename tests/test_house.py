@@ -146,3 +146,13 @@ def test_paths_lead_to_what_is_there():
         assert folder.is_dir()
     assert Path(__file__).is_relative_to(paths.ROOT)
     assert {folder.name for folder in paths.data_folders()} >= {"drafts", "paper", "prompts", "t5"}
+
+
+def test_no_function_is_longer_than_a_screen():
+    """60 lines, without its signature and its docstring."""
+    long = {}
+    for path, node in functions():
+        body = node.body[1:] if ast.get_docstring(node) else node.body
+        if body and (lines := node.end_lineno - body[0].lineno + 1) > 60:
+            long[f"{path.name}:{node.name}"] = lines
+    assert long == {}

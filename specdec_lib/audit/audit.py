@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeAlias
 
@@ -167,14 +167,7 @@ def audit(
     drawn, stopped = 0, False
     for index, (place, size, (keys, p)) in enumerate(zip(places, sizes, laws, strict=True)):
         draw = sampler if contexts is None else with_context(sampler, place)
-        longest = max(map(len, keys))
-        check_seed(draw, seed, longest)
-        seeds = np.random.SeedSequence([seed, index])
-        counts = np.zeros(len(p) + 1, np.int64)  # the last for what the law does not name
-        for chunk, child in enumerate(seeds.spawn(-(-size // CHUNK))):
-            n = min(CHUNK, size - chunk * CHUNK)
-            for outcome, times in Counter(ask(draw, n, int(child.generate_state(1)[0]), longest)).items():
-                counts[keys.get(outcome, len(p))] += times
+        for counts, n in growing_counts(draw, size, seed, index, keys):
             drawn += n
             if on_samples is not None:
                 on_samples(drawn, sum(sizes))
@@ -207,6 +200,23 @@ def audit(
         worst=worst,
         fits=tuple(fits),
     )
+
+
+def growing_counts(
+    draw: Callable[..., Any], size: int, seed: int, index: int, keys: dict[Any, int]
+) -> Iterator[tuple[np.ndarray, int]]:
+    """Draw `size` samples of one context in chunks; yields the counts so far and how many samples joined them.
+
+    The counts `[outcomes + 1]` are of the outcomes in `keys`, and last of all others.
+    """
+    longest = max(map(len, keys))
+    check_seed(draw, seed, longest)
+    counts = np.zeros(len(keys) + 1, np.int64)
+    for chunk, child in enumerate(np.random.SeedSequence([seed, index]).spawn(-(-size // CHUNK))):
+        n = min(CHUNK, size - chunk * CHUNK)
+        for outcome, times in Counter(ask(draw, n, int(child.generate_state(1)[0]), longest)).items():
+            counts[keys.get(outcome, len(keys))] += times
+        yield counts, n
 
 
 def p_value_so_far(counts: np.ndarray, p: np.ndarray, effect: float) -> float:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:  # heavy modules are imported on use: the shell's other doors 
     from rich.console import Console
     from rich.table import Table
 
+    from .settings import Setting
+
 SECONDS_BETWEEN_LINES = 30  # of progress, where there is no terminal
 LOADED = {"libraries": "import", "target": "target", "draft": "draft"}
 
@@ -81,15 +83,10 @@ def bench(
     Several drafts or lengths make a sweep: each pair of them is a setting of its own, timed in turns within itself.
     Interrupted, by Ctrl-C or SIGTERM, it shows and writes what is done; the exit status is then 130 or 143.
     """
-    from rich.markup import escape
-    from rich.progress import Progress
-
     from ..console import shell_console
-    from ..files import json_text, write_text
-    from ..interrupt import Terminated, exit_status, sigterm_interrupts
     from ..load import default_draft
     from ..validate import workers as check_workers
-    from .settings import Setting, measure_setting, sweep
+    from .settings import Setting
 
     if quick:
         limit, max_new_tokens = 1, min(max_new_tokens, 32)
@@ -121,42 +118,59 @@ def bench(
         raise SpecdecError("--keep notes one speed, measured here: name one draft and one gamma, without other workers")
     kept_in = manifest_of(settings[0].draft) if keep else None
 
-    console = shell_console()
-    waiting = shell_console(stderr=True)
+    console, waiting = shell_console(), shell_console(stderr=True)
+    results, status = measured(settings, json_file, alone, jobs, scheduler)
+    if len(settings) == 1 and results:
+        show_setting(results[0], console)
+    elif results:
+        console.print(sweep_table(results))
+    if kept_in is not None and not status:
+        keep_speed(kept_in, results[0])
+    if json_file is not None and results:
+        console.print(f"all numbers: {json_file}", style="dim")
+    if status:
+        waiting.print(told_of_interrupt(len(results), len(settings), alone, json_file))
+    if status or len(results) < len(settings):
+        raise typer.Exit(status or 1)
+
+
+def measured(
+    settings: list[Setting], json_file: Path | None, alone: bool, jobs: int, scheduler: str | None
+) -> tuple[list[dict[str, Any]], int]:
+    """Measure settings with progress on the terminal; the numbers of those that ended, and the exit status."""
+    from rich.markup import escape
+    from rich.progress import Progress
+
+    from ..console import shell_console
+    from ..files import json_text, write_text
+    from ..interrupt import Terminated, exit_status, sigterm_interrupts
+    from .settings import measure_setting, sweep
+
+    console, waiting = shell_console(), shell_console(stderr=True)
     done: dict[Setting, dict[str, Any]] = {}
     status = 0
-    with sigterm_interrupts() as terminated:
-        with Progress(console=waiting, transient=True, disable=not waiting.is_terminal) as progress:
+    with (
+        sigterm_interrupts() as terminated,
+        Progress(console=waiting, transient=True, disable=not waiting.is_terminal) as progress,
+    ):
 
-            def ticks(what: str, steps: int | None) -> Callable[[], None]:
-                if not waiting.is_terminal:
-                    return lines(what, steps, waiting.print)
-                return partial(progress.advance, progress.add_task(escape(what), total=steps))
+        def ticks(what: str, steps: int | None) -> Callable[[], None]:
+            if not waiting.is_terminal:
+                return lines(what, steps, waiting.print)
+            return partial(progress.advance, progress.add_task(escape(what), total=steps))
 
-            try:
-                if alone:
-                    done[settings[0]] = found = measure_setting(settings[0], ticks)
-                    if json_file is not None:
-                        write_text(json_file, json_text(found))
-                    if "interrupted" in found["runs"][-1]:
-                        raise KeyboardInterrupt
-                else:
-                    sweep(settings, json_file, jobs, scheduler, console.print, ticks, done)
-            except KeyboardInterrupt as interrupt:
-                status = exit_status(Terminated() if terminated.is_set() else interrupt)
-        results = [done[setting] for setting in settings if setting in done]
-        if len(settings) == 1 and results:
-            show_setting(results[0], console)
-        elif results:
-            console.print(sweep_table(results))
-        if kept_in is not None and not status:
-            keep_speed(kept_in, results[0])
-        if json_file is not None and results:
-            console.print(f"all numbers: {json_file}", style="dim")
-        if status:
-            waiting.print(told_of_interrupt(len(results), len(settings), alone, json_file))
-        if status or len(results) < len(settings):
-            raise typer.Exit(status or 1)
+        try:
+            if alone:
+                done[settings[0]] = found = measure_setting(settings[0], ticks)
+                if json_file is not None:
+                    write_text(json_file, json_text(found))
+                if "interrupted" in found["runs"][-1]:
+                    raise KeyboardInterrupt
+            else:
+                sweep(settings, json_file, jobs, scheduler, console.print, ticks, done)
+        except KeyboardInterrupt as interrupt:
+            status = exit_status(Terminated() if terminated.is_set() else interrupt)
+    return [done[setting] for setting in settings if setting in done], status
 
 
 def told_of_interrupt(measured: int, asked: int, alone: bool, json_file: Path | None) -> str:

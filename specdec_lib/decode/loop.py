@@ -90,7 +90,7 @@ def decode_texts(plan: Plan, texts: list[Text]) -> Iterator[Round]:
     texts = [text for text in texts if text.remaining]
     if not texts:
         return
-    k, start, vocabulary = plan.drafts, perf_counter(), vocabulary_size(plan.target)
+    k, start = plan.drafts, perf_counter()
 
     # the target and the drafter read the prompts; the last token of each is left for the first round
     session, drafting = open_both(plan, texts)
@@ -106,9 +106,7 @@ def decode_texts(plan: Plan, texts: list[Text]) -> Iterator[Round]:
         drafts = drafting.propose(
             [row.tokens for row in rows], gammas, [row.params for row in rows], [row.random for row in rows]
         )
-        if plan.drafter is not None:
-            for draft, gamma, row in zip(drafts, gammas, rows, strict=True):
-                check_draft(draft, plan.drafter, gamma, row.params, vocabulary)
+        check_drafts(plan, drafts, gammas, rows)
         drafted = perf_counter()
 
         # 2. score: one pass of the target over the last token and the draft, so over g + 1 positions
@@ -126,9 +124,8 @@ def decode_texts(plan: Plan, texts: list[Text]) -> Iterator[Round]:
         found = bring_home(verdicts, plan.drafter, plan.target)
 
         # 5. keep: append the accepted tokens, roll back the rejected ones
-        share, done = len(texts), []
-        for text, verdict in zip(texts, found, strict=True):
-            done.append(write(plan, text, verdict))
+        share = len(texts)
+        done = [write(plan, text, verdict) for text, verdict in zip(texts, found, strict=True)]
         if any(verdict.parted for verdict in found):  # the rows of a text go on from the followed draft
             session.select_rows([i * k + verdict.followed for i, verdict in enumerate(found) for _ in range(k)])
         held = [len(row.tokens) - 1 for row in rows]
@@ -150,6 +147,15 @@ def decode_texts(plan: Plan, texts: list[Text]) -> Iterator[Round]:
             kept = [i * k + j for i in going for j in range(k)]
             session.select_rows(kept)
             drafting.select_rows(kept)
+
+
+def check_drafts(plan: Plan, drafts: list[Draft], gammas: list[int], rows: list[Text]) -> None:
+    """Refuse drafts that are not what `Drafter` promises."""
+    if plan.drafter is None:
+        return
+    vocabulary = vocabulary_size(plan.target)
+    for draft, gamma, row in zip(drafts, gammas, rows, strict=True):
+        check_draft(draft, plan.drafter, gamma, row.params, vocabulary)
 
 
 def open_both(plan: Plan, texts: list[Text]) -> tuple[Session, DraftBatch]:
