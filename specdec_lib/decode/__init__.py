@@ -216,7 +216,7 @@ def own_processors(
 
 
 def as_shown(target: Any, functions: Sequence[Any]) -> tuple[Any, ...]:
-    """Processors or criteria; for an encoder-decoder they see only the start token and the output, as in transformers."""
+    """Processors or criteria; an encoder-decoder's see only the start token and the output, as in transformers."""
     if not is_encoder_decoder(target):
         return tuple(functions)
     view = partial(DecoderView, marker=start_marker(target), start=start_token(target))

@@ -286,7 +286,7 @@ def best_length(
 
 
 def pass_seconds(timed: Mapping[int, Sequence[float]]) -> Callable[[int], float]:
-    """`t(n)` from timings of passes over `n` positions: a fitted line, averaged with the timings at `n` if there are any.
+    """`t(n)` from timings of passes over `n` positions: a fitted line, averaged with the timings at `n` itself.
 
     >>> seconds = pass_seconds({1: [1.0] * 4, 3: [1.2] * 4})
     >>> round(seconds(1), 9), round(seconds(5), 9)

@@ -46,7 +46,7 @@ class Plan:
     drafts: int = 1
 
     def gamma(self, text: Text) -> int:
-        """How many tokens to draft.  A round emits one token more than it accepts; some rules need one more draft token."""
+        """How many tokens to draft: a round emits one token more than it accepts, and some rules need one more."""
         if self.drafter is None:
             return 0
         room = text.remaining - 1
@@ -183,7 +183,7 @@ def blocks_of(plan: Plan, rows: list[Text], drafts: list[Draft], device: torch.d
 
 
 def write(plan: Plan, text: Text, verdict: Any) -> dict[str, Any]:
-    """Append the accepted tokens and the one after them, up to the end of the text; returns the fields of its `Round`."""
+    """Append the accepted tokens and the one after them, until the text ends; returns the fields of its `Round`."""
     emitted: list[int] = []
     for token in [*verdict.drafted[: verdict.accepted], verdict.last]:
         emitted.append(token)

@@ -65,7 +65,7 @@ class Round:
 
     @property
     def rescued(self) -> int:
-        """How many kept tokens were not the first tried at their position: another draft's token was rejected before."""
+        """How many kept tokens were not the first tried at their position: another draft's was rejected before."""
         count = 0
         for n in range(self.kept if self.drafts else 0):
             tried = (draft[n] for draft in self.drafts if len(draft) > n and draft[:n] == self.drafted[:n])

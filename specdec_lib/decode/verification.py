@@ -207,7 +207,7 @@ def follow(
 
 
 def bring_home(pending: Sequence[Pending], drafter: Any, target: Any) -> list[Verdict]:
-    """The verdicts, copied to the host in one transfer; refuses logits that are not finite, and q that do not sum to 1."""
+    """The verdicts, copied in one transfer; refuses logits that are not finite, and q that do not sum to 1."""
     flat = torch.cat([numbers for each in pending for numbers in each.numbers.values()]).tolist()
     found, at = [], 0
     for each in pending:
