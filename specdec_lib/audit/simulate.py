@@ -87,7 +87,7 @@ def draws(probs: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
 def tables(
     rule: Verifier, p: np.ndarray, q: np.ndarray, rng: np.random.Generator
 ) -> tuple[np.ndarray, list[np.ndarray]]:
-    """The probability `[g, V]` to keep each token; for each number of kept tokens the distribution `[V]` of the next."""
+    """The probability `[g, V]` to keep each token; for each number of kept ones the distribution `[V]` of the next."""
     g, vocabulary = q.shape
     if p.shape != (g + 1, vocabulary):
         raise SpecdecError(
