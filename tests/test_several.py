@@ -253,13 +253,13 @@ LOOKUP = sd.PromptLookupDrafter()
     ("options", "draft", "message"),
     [
         ({"drafts": 0}, None, "drafts must be a whole number >= 1, got 0"),
-        ({"temperature": 0.0}, None, "at temperature 0 all drafts are the same one"),
-        ({"verifier": "block"}, None, "several drafts have a rule of their own, not 'block'"),
+        ({"temperature": 0.0}, None, "at temperature 0 all drafts are equal"),
+        ({"verifier": "block"}, None, "several drafts are verified by a rule of their own, not by 'block'"),
         ({"batch_size": 2}, None, "leave out batch_size or drafts"),
         ({}, sd.EarlyExitDrafter(1), "EarlyExitDrafter drafts in the target's own session"),
-        ({}, LOOKUP, "PromptLookupDrafter leaves nothing to chance"),
-        ({}, sd.NGramDrafter.fit([[1, 2, 3]]), "NGramDrafter leaves nothing to chance"),
-        ({}, sd.ComposedDrafter([LOOKUP, LOOKUP]), "ComposedDrafter leaves nothing to chance"),
+        ({}, LOOKUP, "PromptLookupDrafter is deterministic"),
+        ({}, sd.NGramDrafter.fit([[1, 2, 3]]), "NGramDrafter is deterministic"),
+        ({}, sd.ComposedDrafter([LOOKUP, LOOKUP]), "ComposedDrafter is deterministic"),
     ],
 )
 def test_what_several_drafts_cannot_be_combined_with(options, draft, message, pairs):

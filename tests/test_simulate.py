@@ -86,5 +86,5 @@ def test_rules_that_look_at_several_tokens_are_refused(rule):
 
 
 def test_laws_that_do_not_fit_are_refused():
-    with pytest.raises(SpecdecError, match=r"need target laws of shape \(3, 3\), got \(2, 3\)"):
+    with pytest.raises(SpecdecError, match=r"need target distributions of shape \(3, 3\), got \(2, 3\)"):
         simulate(VERIFIERS["token"], P[:2].astype(float), Q.astype(float), 10, np.random.default_rng(0))

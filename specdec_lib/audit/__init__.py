@@ -1,1 +1,1 @@
-"""Does a decoder keep the target's law?"""
+"""Does a decoder keep the target's output distribution?"""

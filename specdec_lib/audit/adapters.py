@@ -1,7 +1,7 @@
-"""Samplers to audit, and the laws that they should draw from.
+"""Samplers to audit, and the laws (`exact.law`) that their texts should follow.
 
-An adapter makes a function `sampler(n, seed) -> n token sequences` of an engine.  The expected law never comes from
-the engine: it is computed from the target's next-token laws, one forward pass a prefix, by `exact/`.
+An adapter turns an engine into a function `sampler(n, seed) -> n token sequences`.  The expected law never comes from
+the engine: `exact/` computes it from the target's next-token distributions, one forward pass a prefix.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from ..validate import number, whole
 
 Sampler = Callable[[int, int], list[tuple[int, ...]]]
 
-REST = -1  # stands for all tokens at a position that were too improbable to be named
+REST = -1  # stands for all tokens at a position that are too improbable to be listed
 
 
 def tabular(
     model: Any, prompt: Sequence[int], sampling: SamplingParams | None = None, end: int | None = None
 ) -> TabularModel:
-    """The model after `prompt`, as `exact/` takes it: next-token laws in float64, for each prefix of new tokens.
+    """The model after `prompt`, in the form of `exact/`: next-token probabilities in float64 for each prefix.
 
     Args:
         model: a `FastLlama` or a transformers causal model.
         prompt: token ids, at least one.
-        sampling: temperature and truncations; None samples the model's own law (temperature 1).
+        sampling: temperature and truncations; None for the model's own distribution (temperature 1).
         end: the id that ends a text, or None.
     """
     how = sampling or SamplingParams(temperature=1.0)
@@ -52,14 +52,14 @@ def tabular(
 class BlockLaw:
     """The law of the first `length` new tokens, with improbable continuations grouped.
 
-    A prefix of probability below `floor` is not continued, and tokens that would make one are grouped under `REST`.
-    With `floor = 0` nothing is grouped: this is the law of whole sequences, `exact.target_law`.
-    A floor that leaves no token by name is refused: an audit would pass whatever the decoder does.
+    A token that would make a prefix of probability below `floor` is grouped with the others of its position under
+    `REST`.  With `floor = 0` nothing is grouped: this is the law of whole sequences, `exact.target_law`.  A floor that
+    groups all tokens is refused: an audit would pass any decoder.
 
     Attributes:
         law: probability of each outcome, a tuple of tokens that may be shorter than `length`: it ends with the end
             token, or with `REST`.
-        rest: total probability of the grouped outcomes; a change among them is not seen.
+        rest: total probability of the grouped outcomes; a change within a group is not seen.
 
     >>> from ..exact import constant_model
     >>> block = BlockLaw(constant_model(np.array([0.7, 0.2, 0.1, 0.0])), length=2, floor=0.15)
@@ -79,36 +79,36 @@ class BlockLaw:
         self.rest = sum(p for outcome, p in self.law.items() if outcome[-1] == REST)
 
     def _grow(self, prefix: tuple[int, ...], mass: float) -> None:
-        law = self.target.law(prefix)
-        named = (law > 0) & (mass * law >= self.floor)
+        probs = self.target.law(prefix)
+        named = (probs > 0) & (mass * probs >= self.floor)
         for token in np.flatnonzero(named).tolist():
-            text, weight = (*prefix, token), mass * float(law[token])
+            text, weight = (*prefix, token), mass * float(probs[token])
             if len(text) == self.length or token == self.target.end:
                 self.law[text] = weight
             else:
                 self._grow(text, weight)
-        if (rest := float(law[~named].sum())) > 0:
+        if (rest := float(probs[~named].sum())) > 0:
             self.law[*prefix, REST] = mass * rest
 
     def outcome(self, tokens: Sequence[int]) -> tuple[int, ...]:
-        """The outcome that a sequence belongs to.
+        """The outcome to which a sequence belongs.
 
-        A token that the target excludes ends it and stays by name, so that it is an outcome outside the law.
+        A token of probability 0 ends the outcome and is listed, so the outcome is not in the law.
         """
         mass = 1.0
         text: tuple[int, ...] = ()
         for token in tokens[: self.length]:
-            law = self.target.law(text)
-            if not 0 <= token < len(law) or law[token] == 0:
+            probs = self.target.law(text)
+            if not 0 <= token < len(probs) or probs[token] == 0:
                 return (*text, token)
-            if mass * law[token] < self.floor:
+            if mass * probs[token] < self.floor:
                 return (*text, REST)
-            mass *= float(law[token])
+            mass *= float(probs[token])
             text = (*text, token)
         return text
 
     def grouped(self, law: SequenceLaw) -> SequenceLaw:
-        """Another law of sequences, of this length or longer, as a law of the outcomes."""
+        """Another law, of sequences of at least this length, as a law of the outcomes."""
         result: SequenceLaw = {}
         for tokens, weight in law.items():
             outcome = self.outcome(tokens)
@@ -128,12 +128,12 @@ def ours(
 ) -> Sampler:
     """Our decoder: the first `length` new tokens after `prompt`, or fewer where `end` comes.
 
-    The last token of a text is never drafted, so two are decoded also where one is tested.  Full drafts and the bonus
-    token after them are tested where `length` exceeds `gamma`.
+    The last token of a text is never drafted, so at least two tokens are decoded, even if one is tested.  Full drafts
+    and their bonus token are tested only if `length` exceeds `gamma`.
 
     Args:
         pair: target and draft; without a draft it decodes plainly.  `memoize.memoized(pair)` saves most passes.
-        settings: what else `generate` takes; the temperature is 1 unless given.
+        settings: other arguments of `generate`; the temperature is 1 unless given.
     """
     params, options = sampled(settings)
     decoded = length if pair.draft is None else max(length, 2)
@@ -152,17 +152,17 @@ def transformers(
     end: int | None = None,
     **settings: Any,
 ) -> Sampler:
-    """`transformers`' own `generate`, as a black box: sampling at temperature 1 unless told otherwise.
+    """`transformers`' own `generate`, as a black box: sampling at temperature 1 unless given.
 
-    Plain sampling runs as one batch.  Assisted decoding takes one text at a time, some 12 ms each on tiny models, and
-    decodes two tokens where one is tested, as `ours` does.
+    Plain sampling runs as one batch.  Assisted decoding takes one text at a time, about 12 ms each on tiny models, and
+    decodes at least two tokens, as `ours` does.
 
     Args:
         model: a transformers causal model.
-        assistant: a smaller one, for `assistant_model`.
+        assistant: a smaller model, for `assistant_model`.
         gamma: tokens that the assistant proposes (`num_assistant_tokens`, schedule constant).
         threshold: `assistant_confidence_threshold`, below which it stops; None keeps the library's default.
-        settings: what else `generate` takes, such as `prompt_lookup_num_tokens` or `assistant_ensemble_weight`.  The
+        settings: other arguments of `generate`, such as `prompt_lookup_num_tokens` or `assistant_ensemble_weight`.  The
             models' own generation settings are off, since the expected law is the model's own.
     """
     params, options = sampled(settings)
@@ -172,7 +172,7 @@ def transformers(
 
 
 def sampled(settings: dict[str, Any]) -> tuple[SamplingParams, dict[str, Any]]:
-    """How to sample, at temperature 1 unless told otherwise, and the settings that are left."""
+    """The sampling parameters, at temperature 1 unless given, and the other settings."""
     names = ("temperature", "top_k", "top_p", "min_p")
     params = {"temperature": 1.0} | {name: value for name, value in settings.items() if name in names}
     return SamplingParams(**params), {name: value for name, value in settings.items() if name not in names}
@@ -191,17 +191,18 @@ def of_engine(
     return sampler
 
 
-# -- a rule of one's own -------------------------------------------------------------------------------
+# -- a rule of your own --------------------------------------------------------------------------------
 
 
 def of_rule(rule: Callable[..., Any], target: TabularModel, draft: TabularModel, gamma: int, length: int) -> Sampler:
     """Decoding with a user's rule on tabular models: as many rounds as `length` tokens take.
 
     Args:
-        rule: `rule(p, q, draft, rng) -> tokens`: target laws `[gamma + 1, V]`, draft laws `[gamma, V]`, the drafted
-            tokens, a numpy generator for all its draws; returns the tokens that the round emits, 1 to `gamma + 1`.
+        rule: `rule(p, q, draft, rng) -> tokens`: target distributions `[gamma + 1, V]`, draft distributions
+            `[gamma, V]`, the drafted tokens, a numpy generator for all its draws; returns the 1 to `gamma + 1` tokens
+            of the round.
     """
-    target, draft = (model.mapped(lambda law: law.astype(float)) for model in (target, draft))
+    target, draft = (model.mapped(lambda probs: probs.astype(float)) for model in (target, draft))
 
     def one(rng: np.random.Generator) -> tuple[int, ...]:
         text: tuple[int, ...] = ()

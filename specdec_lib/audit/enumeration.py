@@ -1,9 +1,9 @@
-"""A user's rule without sampling: its generator is replaced by one that takes every branch, each with its probability.
+"""The exact law of a user's rule: its generator is replaced by one that takes every branch with its probability.
 
-A rule that is deterministic given its draws is run once for every way these can fall.  `rng.random()` gives an object
-that stands for a uniform number; a comparison with a threshold splits its interval in two.  `rng.choice(n, p=law)` has
-a branch for each possible value.  What cannot be followed (a uniform passed to `searchsorted`, say) raises
-`Unenumerable`, and the rule is tested by sampling instead.
+The rule must be deterministic given its draws; it runs once for every combination of draws.  `rng.random()` gives an
+object that stands for a uniform number; a comparison with a threshold splits its interval in two.
+`rng.choice(n, p=probs)` has a branch for each possible value.  Draws that cannot be followed (for example a uniform
+that is passed to `searchsorted`) raise `Unenumerable`, and the rule is tested by sampling instead.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ MOST_PATHS = 10_000  # of one call of the rule
 
 
 class Unenumerable(Exception):
-    """The rule does something with its draws that this module cannot follow."""
+    """The rule uses its draws in a way that this module cannot follow."""
 
 
-class Path:
-    """One run: follows the choices of `script`, then always the first one; remembers what else could be chosen."""
+class BranchPath:
+    """One run: follows the choices of `script`, then takes the first possible one; records the other possibilities."""
 
     def __init__(self, script: list[int]):
         self.script = script
@@ -47,11 +47,11 @@ class Path:
 
 
 class Uniform:
-    """`scale` times a uniform number of which is known that it lies in an interval `[low, high)`."""
+    """`scale` times a uniform number that is known to lie in the interval `[low, high)`."""
 
     __array_ufunc__ = None  # numpy numbers leave arithmetic and comparisons to this class
 
-    def __init__(self, path: Path, interval: list[float] | None = None, scale: float = 1.0):
+    def __init__(self, path: BranchPath, interval: list[float] | None = None, scale: float = 1.0):
         self.path, self.scale = path, scale
         self.interval = [0.0, 1.0] if interval is None else interval  # shared with its multiples
 
@@ -76,7 +76,7 @@ class Uniform:
         return bool(below)
 
     def __le__(self, threshold: Any) -> bool:
-        # differs from < on a set of probability 0, unless nothing is left of the uniform number
+        # equal to < but for a set of probability 0, unless the scale is 0
         return self < threshold if self.scale else float(threshold) >= 0
 
     def __gt__(self, threshold: Any) -> bool:
@@ -89,7 +89,7 @@ class Uniform:
 class Generator:
     """Stands in for `numpy.random.Generator`: `random`, `choice` and `integers`."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: BranchPath):
         self._path = path
 
     def random(self, size: int | None = None) -> Any:
@@ -104,10 +104,10 @@ class Generator:
         if size is not None:
             raise Unenumerable("several values are drawn at once")
         values = np.arange(a) if np.ndim(a) == 0 else np.asarray(a)
-        law = np.full(len(values), 1 / len(values)) if p is None else np.asarray(p, float)
-        if len(law) != len(values) or not abs(law.sum() - 1) < 1e-8 or (law < 0).any():
+        probs = np.full(len(values), 1 / len(values)) if p is None else np.asarray(p, float)
+        if len(probs) != len(values) or not abs(probs.sum() - 1) < 1e-8 or (probs < 0).any():
             raise ValueError("probabilities do not sum to 1")  # as numpy does
-        return values[self._path.choose(law.tolist())]
+        return values[self._path.choose(probs.tolist())]
 
     def integers(self, low: int, high: int | None = None) -> Any:
         return self.choice(np.arange(low) if high is None else np.arange(low, high))
@@ -117,7 +117,7 @@ class Generator:
 
 
 def runs(rule: Callable[[Generator], Any]) -> Iterator[tuple[float, Any]]:
-    """Every way that `rule(rng)` can go: its probability and what it returns.
+    """Every branch of `rule(rng)`: its probability and what it returns.
 
     >>> [(round(p, 2), result) for p, result in runs(lambda rng: rng.random() < 0.5 and int(rng.integers(2)))]
     [(0.5, False), (0.25, 0), (0.25, 1)]
@@ -125,7 +125,7 @@ def runs(rule: Callable[[Generator], Any]) -> Iterator[tuple[float, Any]]:
     scripts: list[list[int]] = [[]]
     total, paths = 0.0, 0
     while scripts:
-        path = Path(scripts.pop())
+        path = BranchPath(scripts.pop())
         result = rule(Generator(path))
         paths += 1
         if paths > MOST_PATHS:
@@ -141,12 +141,12 @@ def runs(rule: Callable[[Generator], Any]) -> Iterator[tuple[float, Any]]:
 def rule_law(
     rule: Callable[..., Any], target: TabularModel, draft: TabularModel, gamma: int, length: int
 ) -> SequenceLaw:
-    """The law of what a rule writes, as in `adapters.of_rule`, in floats and without sampling.
+    """The law of the texts that a rule writes, decoding as in `adapters.of_rule`, in floats and without sampling.
 
     Raises:
-        Unenumerable: the rule cannot be followed.
+        Unenumerable: the branches of the rule cannot be followed.
     """
-    target, draft = (model.mapped(lambda law: law.astype(float)) for model in (target, draft))
+    target, draft = (model.mapped(lambda probs: probs.astype(float)) for model in (target, draft))
 
     def round_of(prefix: tuple[int, ...]) -> Iterator[tuple[float, tuple[int, ...]]]:
         for weight, x, q in as_draft(draft).blocks(prefix, gamma):
@@ -155,7 +155,7 @@ def rule_law(
             def once(rng: Generator, p: Any = p, q: Any = q, x: Any = x) -> tuple[int, ...]:
                 return checked_round(rule(p.copy(), q[:gamma].copy(), list(x), rng), gamma, target.vocabulary)
 
-            # a second time: a rule with randomness of its own does not repeat itself
+            # run twice: a rule with other randomness gives another result
             for (chance, tokens), (_, again) in zip(runs(once), runs(once), strict=True):
                 if tokens != again:
                     raise Unenumerable("the rule does not do the same when its draws are the same")

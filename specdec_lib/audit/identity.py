@@ -1,12 +1,12 @@
-"""Greedy identity: two texts of one target are the same, or part at a tie within rounding.
+"""Greedy identity: two texts of one target are equal, or first differ at a tie within rounding.
 
-One pass over several positions sums in another order than several passes over one, so where the target's two best
-tokens have nearly the same logit, float rounding decides.  Such a parting is no fault of the algorithm; it is
-classified here, counted and reported, never hidden.
+One pass over several positions sums in another order than several passes over one position.  So if the target's two
+best tokens have nearly the same logit, float rounding decides.  Such a difference is not a fault of the algorithm; it
+is classified here, counted and reported, never hidden.
 
-In float32 on a CPU identity is a gate: no parting but at a tie.  In bfloat16 and float16 rounding is three digits
-coarser, and what can be said is how many texts match; with the target as its own draft, which proposes nothing that
-it would not write, as the control.
+In float32 on a CPU identity is required: texts may differ only at a tie.  In bfloat16 and float16 rounding is three
+digits coarser, and only the number of equal texts can be stated.  The control is the target as its own draft, which
+proposes only what the target would write.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ TIE = 1e-3  # logits; float32 rounding moves those of the packaged target by abo
 
 @dataclass(frozen=True)
 class Difference:
-    """Where two texts part.
+    """Where two texts first differ.
 
     Attributes:
         position: index of the first new token that differs.
-        tokens: the two tokens there; None where a text has ended.
-        gap: how much the better of the two exceeds the other in the target's logits; infinite where a text ended.
+        tokens: the two tokens there; None for a text that has ended.
+        gap: the difference of the two tokens' logits under the target; infinite if a text has ended.
         tie: whether the gap is within rounding.
     """
 
@@ -47,7 +47,7 @@ class Difference:
 def compare(
     target: Any, prompt: Sequence[int], first: Sequence[int], second: Sequence[int], tolerance: float = TIE
 ) -> Difference | None:
-    """None if the two continuations of `prompt` are the same, else where they part and whether that is a tie.
+    """None if the two continuations of `prompt` are equal, else where they first differ and whether that is a tie.
 
     Args:
         target: the model that wrote both, a `FastLlama` or a transformers model.
@@ -73,13 +73,13 @@ def compare(
 
 
 def rounding(target: Any, prompt: Sequence[int], text: Sequence[int], positions: int = 6) -> float:
-    """How far the gap between the target's two best tokens moves when positions are computed several at a time.
+    """How much the gap between the target's two best tokens changes when a pass computes several positions.
 
-    The largest change over the text, in logits: no decoder is involved, only two ways of computing the same.
+    The largest change over the text, in logits.  No decoder is involved, only two ways to compute the same logits.
 
     Args:
         prompt, text: token ids; the gap is taken before each token of `text`.
-        positions: how many a pass computes in the second way; the first computes one.
+        positions: positions a pass in the second way; the first way computes one.
     """
     gaps = []
     best: torch.Tensor | None = None
@@ -102,9 +102,9 @@ class Identity:
 
     Attributes:
         texts: how many were compared.
-        tokens: how many tokens, in each text up to the first that differs.
+        tokens: how many tokens were equal, in each text up to the first difference.
         tolerance: the largest gap that counts as rounding.
-        differences: where texts part, one for each text that does.
+        differences: the first difference of each text that differs.
     """
 
     texts: int
@@ -118,17 +118,17 @@ class Identity:
 
     @property
     def ties(self) -> int:
-        """Texts that part where the target's two best tokens tie within rounding."""
+        """Texts that differ at a tie of the target's two best tokens, within rounding."""
         return sum(d.tie for d in self.differences)
 
     @property
     def different(self) -> int:
-        """Texts that part elsewhere: a fault."""
+        """Texts that differ elsewhere: a fault."""
         return len(self.differences) - self.ties
 
     @property
     def match_rate(self) -> float:
-        """The share of texts that are the same from the first to the last token."""
+        """The share of texts that are equal in all tokens."""
         return self.identical / self.texts
 
 
@@ -141,16 +141,16 @@ def greedy_identity(
     verifier: str | Verifier = "token",
     plain: Sequence[Sequence[int]] | None = None,
 ) -> Identity:
-    """Decode each prompt greedily with and without the draft, and say where the texts part.
+    """Decode each prompt greedily with and without the draft, and report where the texts differ.
 
     Args:
         pair: target and draft; `Pair(target, target)` is the control.
         prompts: as `generate` takes them.
         gamma, max_new_tokens, verifier: as `generate` takes them.
-        tolerance: the largest gap in logits that counts as rounding.  None measures it on the texts that part: where
-            they do the gap has changed its sign, so it was at most what `rounding` finds, and the pass that judges
-            it moves it once more; twice that, and at least `TIE`.
-        plain: what `generate_plain` writes, where it is known already: one draft after another shares it.
+        tolerance: the largest gap in logits that counts as rounding.  None measures it on the texts that differ.
+            There rounding has changed the sign of the gap, so the gap was at most what `rounding` finds, and the pass
+            that measures the gap may change it once more.  So the tolerance is twice that, and at least `TIE`.
+        plain: the texts of `generate_plain`, if they are known already, for example from the run of another draft.
 
     Raises:
         SpecdecError: no token to compare; plain texts of other prompts; what `generate` refuses.

@@ -1,9 +1,8 @@
-"""A model that is asked once about each prefix, for audits that decode thousands of texts after the same context.
+"""A model that runs once for each prefix, for audits that decode thousands of texts after the same context.
 
 The decoder runs unchanged for every sample: it drafts, feeds, verifies, draws and rolls back.  Only the pass over a
-prefix that was seen before is replaced by the logits that it gave then.  An audit on a real model, where a pass takes
-some ten milliseconds, becomes affordable by it; what it cannot see is a model that answers the same prefix differently
-the second time.
+known prefix is replaced by the logits of the first time.  This makes an audit affordable on a real model, where a pass
+takes about ten milliseconds.  It cannot detect a model that gives the same prefix other logits the second time.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from ..models.fast import FastLlama
 from ..models.pair import Pair, vocabulary_size
 from ..models.session import open_session
 
-MOST = 50_000_000  # remembered logits: 200 MB, a thousand prefixes of a model with 49,152 tokens
+MOST_LOGITS = 50_000_000  # in memory: 200 MB, a thousand prefixes of a model with 49,152 tokens
 
 
-class Fed:
-    """What a remembered model keeps of a text: its tokens.  `length` of them count, the rest was rolled back."""
+class MemoCache:
+    """The cache of a `MemoizedModel`: the tokens of a text.  The first `length` count, the rest was rolled back."""
 
     def __init__(self, model: MemoizedModel, capacity: int) -> None:
         self.model, self.capacity = model, capacity
@@ -37,14 +36,14 @@ class Fed:
         self.model.capture_hidden(layers)
 
     def append(self, ids: torch.Tensor) -> list[int]:
-        """Let the text go on with `ids` `[1, n]`; all of it."""
+        """Append `ids` `[1, n]`; returns the whole text."""
         self.ids = self.ids[: self.length] + ids[0].tolist()
         self.length = len(self.ids)
         return self.ids
 
     @property
     def captured_layers(self) -> tuple[int, ...]:
-        """The layers that the columns of `features` are."""
+        """The layers of the columns of `features`."""
         return self.model.captured_layers
 
     @property
@@ -56,8 +55,8 @@ class Fed:
 class MemoizedModel(FastLlama):
     """Takes the place of a model in a session; one text at a time.
 
-    To a session it is a `FastLlama`.  It holds a model and answers for it what was asked before; whatever it does not
-    answer itself is the model's.
+    For a session it is a `FastLlama`.  It holds a model and returns its earlier results for known prefixes; other
+    attributes are the model's.
 
     Args:
         model: a `FastLlama` or a transformers causal model.
@@ -65,16 +64,16 @@ class MemoizedModel(FastLlama):
     Attributes:
         passes: how often the model itself ran.
         states: the hidden states of captured layers after each prefix, for a drafter that reads them.
-        early: the hidden states after so many layers alone at the end of a prefix, for an early exit.
+        early: the hidden states after the first layers only, at the end of a prefix, for an early exit.
     """
 
     def __init__(self, model: Any):
         self.model, self.config = model, model.config
         self.generation_config = getattr(model, "generation_config", None)
         self.passes = 0
-        self._most = MOST // vocabulary_size(model)  # prefixes
+        self._most = MOST_LOGITS // vocabulary_size(model)  # prefixes
         self._session = open_session(model)
-        self._held: list[int] = []  # the tokens that this session holds
+        self._held: list[int] = []  # the tokens that `_session` holds
         self._known: dict[tuple[int, ...], torch.Tensor] = {}
         self.states: dict[tuple[int, ...], torch.Tensor] = {}
         self.early: dict[tuple[int, tuple[int, ...]], torch.Tensor] = {}
@@ -104,8 +103,8 @@ class MemoizedModel(FastLlama):
 
     def new_cache(self, batch: int, capacity: int) -> Any:
         if batch != 1:
-            raise ValueError(f"a remembered model takes one text at a time, not {batch}")
-        return Fed(self, capacity)
+            raise ValueError(f"a memoized model takes one text at a time, not {batch}")
+        return MemoCache(self, capacity)
 
     def logits(self, ids: torch.Tensor, cache: Any, last: int = 1) -> torch.Tensor:
         """As `FastLlama.logits`, for a batch of 1."""
@@ -140,7 +139,7 @@ class MemoizedModel(FastLlama):
         return self.model.lm_head(hidden)
 
     def _ask(self, text: list[int], prefixes: list[tuple[int, ...]]) -> None:
-        """Run the model over what its session does not hold of `text`; note logits after the `prefixes`, and states."""
+        """Run the model over the tokens of `text` that its session lacks; store states, and logits after `prefixes`."""
         if len(self._known) + len(prefixes) > self._most:
             self._forget()
         before = text[: len(prefixes[0])] if prefixes else text
@@ -164,7 +163,7 @@ class MemoizedModel(FastLlama):
 
 
 def memoized(pair: Pair) -> Pair:
-    """The pair with its models remembered; a drafter without a model stays as it is."""
+    """The pair with its models memoized; a drafter without a model stays as it is."""
     return Pair(MemoizedModel(pair.target), _memoized(pair.draft), pair.tokenizer, pair.description)
 
 

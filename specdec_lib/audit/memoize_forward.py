@@ -8,7 +8,7 @@ import torch
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from ..errors import SpecdecError
-from .memoize import Fed, MemoizedModel
+from .memoize import MemoCache, MemoizedModel
 
 
 class MemoizedForward:
@@ -68,7 +68,7 @@ class MemoizedForward:
             )
         keys = input_ids[:, None, :, None]
         n, text = input_ids.shape[1], held.update(keys, keys, 0)[0][0, 0, :, 0].tolist()
-        before = Fed(self._memory, 0)
+        before = MemoCache(self._memory, 0)
         before.ids, before.length = text[:-n], len(text) - n
         logits = self._memory.logits(input_ids, before, last=n)
         if self.top_k is not None:
