@@ -46,7 +46,7 @@ def loop(target, fault=None):
         assert source.count(old) == 1
         source = source.replace(old, new)
     names = {"torch": torch, "inspect": inspect, "target": target}
-    exec(source, names)  # noqa: S102 - the notebook's own code is what is tested
+    exec(source, names)
     return names
 
 
@@ -153,7 +153,7 @@ def test_enumeration_shows_faults_of_the_rule(small, fault):
 
 
 def test_draw_and_coin_have_the_chances_that_enumeration_gives_them(small):
-    """5,000 draws; each frequency is within five standard deviations of its chance: level 1e-5, with a planted fault."""
+    """5,000 draws; each frequency is within five standard deviations of its chance: level 1e-5, a fault planted."""
     names, n = loop(small[0]), 5_000
     weights = torch.tensor([0.0, 1.0, 0.0, 3.0], dtype=torch.float64)
     with torch.random.fork_rng():
@@ -198,7 +198,7 @@ def test_decoders_in_turns_are_timed_and_compared(small):
     def written(ids):
         return names["decode"](target, draft, ids, 4, 2, 0.0)[0]
 
-    found = in_turns({"one": written, "other": lambda ids: written(ids)[:-1] + [7]}, [WORDS], watch={"target": target})
+    found = in_turns({"one": written, "other": lambda ids: [*written(ids)[:-1], 7]}, [WORDS], watch={"target": target})
     assert found["one"].written == 4 and found["one"].calls["target"][0] >= 2
     assert 0 < found["one"].inside["target"][0] < found["one"].seconds[0]
     assert list(shares(found).columns) == ["target", "the rest"]
