@@ -15,6 +15,7 @@ PROBS = np.array([0.3, 0.2, 0.2, 0.1, 0.1, 0.06, 0.03, 0.008, 0.002])
 def test_the_worst_shift_has_the_total_variation_that_is_asked():
     assert abs(worst_shift(PROBS, 0.1) - PROBS).sum() / 2 == pytest.approx(0.1)
     assert worst_shift(PROBS, 0.1).sum() == pytest.approx(1)
+    assert simulated_power(PROBS, 0.1, 8, 1e-3) == 0  # one bin holds everything
 
 
 @pytest.mark.parametrize(("effect", "samples"), [(0.1, 600), (0.05, 3_000), (0.05, 1_500)])

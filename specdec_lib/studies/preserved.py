@@ -41,6 +41,8 @@ def worst_shift(probs: np.ndarray, effect: float) -> np.ndarray:
         if mass + probs[i] <= 0.5 + 1e-12:
             gains[i] = True
             mass += probs[i]
+    if not mass:  # one outcome is certain: nothing can move
+        return probs
     return np.where(gains, probs * (1 + effect / mass), probs * (1 - effect / (1 - mass)))
 
 
@@ -56,7 +58,8 @@ def simulated_power(
     from scipy.stats import chisquare
 
     bins = pool(probs, samples)
-    counts = np.random.default_rng(seed).multinomial(samples, worst_shift(bins.law, effect), repeats)
+    wrong = worst_shift(bins.law, effect)
+    counts = np.random.default_rng(seed).multinomial(samples, wrong / wrong.sum(), repeats)
     return float((chisquare(counts, bins.law * samples, axis=1).pvalue < level).mean())
 
 
