@@ -153,7 +153,7 @@ def test_enumeration_shows_faults_of_the_rule(small, fault):
 
 
 def test_draw_and_coin_have_the_chances_that_enumeration_gives_them(small):
-    """5,000 draws; each frequency within five standard deviations of its chance (level 1e-5); a wrong one is not."""
+    """5,000 draws; each frequency is within five standard deviations of its chance: level 1e-5, a fault planted."""
     names, n = loop(small[0]), 5_000
     weights = torch.tensor([0.0, 1.0, 0.0, 3.0], dtype=torch.float64)
     with torch.random.fork_rng():

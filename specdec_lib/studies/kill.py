@@ -53,6 +53,17 @@ P = fractions("1/4", "1/6", "5/12", "1/6")
 Q = fractions("8/31", "8/31", "8/31", "7/31")
 
 
+def shipped(mutant: Mutant) -> bool:
+    """Whether the fault was in code that people used, and changed what it wrote.
+
+    Not so where it was constructed, asked for and refused, or without effect in the decoder in which it was seen.
+
+    >>> sum(map(shipped, MUTANTS.values())), len(MUTANTS)
+    (16, 21)
+    """
+    return not any(word in mutant.reference for word in ("constructed", "refused", "harmless there", "exact there"))
+
+
 # -- a mutant in the enumerator ------------------------------------------------------------------------
 
 
