@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .checks import frame
-
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -19,6 +17,18 @@ LOOKS = {
     "silently ignored": ("#F3C98B", "#333333", "//"),
     "breaks": ("#D55E00", "white", ""),
 }
+
+
+def frame(axes: Axes, rows: Sequence[str], columns: int) -> None:
+    """Axes as a table: the rows' names on the left, the first at the top, room for the columns' heads above."""
+    axes.set(xticks=range(columns), yticks=range(len(rows)))
+    axes.set(xlim=(-0.5, columns - 0.5), ylim=(len(rows) - 0.5, -0.5))
+    axes.set_yticklabels(rows, fontsize=9)
+    axes.xaxis.tick_top()
+    axes.tick_params(length=0)
+    axes.grid(visible=False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_visible(False)
 
 
 def draw_sides(axes: Axes, findings: Sequence[Finding], heads: tuple[str, str]) -> None:
