@@ -178,7 +178,7 @@ def speed_ratio(rows: Sequence[Row], slow: str, fast: str) -> Estimate:
 def partings(contest: Contest, rows: Sequence[Row]) -> dict[str, dict[str, int]]:
     """Greedy texts against our plain ones: per arm how many are identical, part at a tie within rounding, or differ."""
     found = {}
-    for arm in rows[0].runs.keys() - {"plain"}:
+    for arm in [arm for arm in rows[0].runs if arm != "plain"]:
         differences = [compare(contest.pair.target, r.ids, r.runs["plain"].tokens, r.runs[arm].tokens) for r in rows]
         ties = sum(d is not None and d.tie for d in differences)
         same = sum(d is None for d in differences)

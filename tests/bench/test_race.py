@@ -156,6 +156,7 @@ def test_the_length_is_where_an_independent_run_ends(contest, prompts):
 
 def test_greedy_texts_are_the_same_and_some_drafts_were_kept_and_some_refused(contest, prompts):
     rows = list(race(contest, prompts, gamma=3, max_new_tokens=24))
+    assert list(partings(contest, rows)) == [arm for arm in ARMS if arm != "plain"]  # in this order in every process
     for texts in partings(contest, rows).values():
         assert texts["identical"] + texts["ties"] == len(prompts) and texts["different"] == 0
     trace = [r for row in rows for r in row.runs["drafted"].trace]
