@@ -178,7 +178,7 @@ def test_the_model_behind_a_lookup_is_remembered_too(larger):
 
 
 def test_what_is_remembered_has_a_limit(larger, monkeypatch):
-    monkeypatch.setattr("specdec_lib.audit.memoize.MOST", 10 * larger.target.config.vocab_size)
+    monkeypatch.setattr("specdec_lib.audit.memoize.MOST_LOGITS", 10 * larger.target.config.vocab_size)
     quick = memoized(larger)
     options = {"gamma": 3, "max_new_tokens": 30, "temperature": 1.0, "eos": []}
     assert generate(quick, [1, 2, 3], **options).tokens == generate(larger, [1, 2, 3], **options).tokens
@@ -191,7 +191,7 @@ def test_the_states_that_a_draft_reads_are_remembered_too(prefixes, tiny_folder,
     model = load_transformers(tiny_folder("llama"), "cpu", "float32")
     reader = FeatureDrafter(tiny_feature_draft(model).float())
     pair = Pair(fast(model), ComposedDrafter([PromptLookupDrafter(min_ngram=2), reader], [None, 2]))
-    monkeypatch.setattr("specdec_lib.audit.memoize.MOST", prefixes * model.config.vocab_size)
+    monkeypatch.setattr("specdec_lib.audit.memoize.MOST_LOGITS", prefixes * model.config.vocab_size)
     quick = memoized(pair)
     options = {"gamma": 3, "max_new_tokens": 24, "temperature": 1.0, "eos": []}
     for seed in (0, 1, 0):
@@ -206,7 +206,7 @@ def test_an_early_exit_drafts_in_a_remembered_model(tiny_folder, monkeypatch):
     target = load_model(tiny_folder("llama"), device="cpu")
     options = {"gamma": 3, "max_new_tokens": 24, "temperature": 1.0, "eos": []}
     for prefixes in (10, 1000):
-        monkeypatch.setattr("specdec_lib.audit.memoize.MOST", prefixes * target.config.vocab_size)
+        monkeypatch.setattr("specdec_lib.audit.memoize.MOST_LOGITS", prefixes * target.config.vocab_size)
         for draft in (EarlyExitDrafter(1), ComposedDrafter([PromptLookupDrafter(min_ngram=2), EarlyExitDrafter(1)])):
             pair = Pair(target, draft)
             quick = memoized(pair)

@@ -106,7 +106,7 @@ def test_a_draft_of_another_target_is_refused_and_a_damaged_one(finished, tmp_pa
     (copy / "model.safetensors").write_bytes(content)
     with pytest.raises(SpecdecError, match=r"model\.safetensors is damaged"):
         on_disk.load_draft(copy)
-    with pytest.raises(SpecdecError, match="no draft folder"):
+    with pytest.raises(SpecdecError, match="is not a draft folder"):
         on_disk.load_draft(tmp_path)
 
 
@@ -119,9 +119,9 @@ def test_writing_replaces_a_draft_and_nothing_else(finished, tmp_path):
     assert on_disk.read_manifest(tmp_path / "a")["second"] and [p.name for p in tmp_path.iterdir()] == ["a"]
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("all of it")
-    with pytest.raises(SpecdecError, match="no draft folder"):
+    with pytest.raises(SpecdecError, match="is not a draft folder"):
         on_disk.write_draft(tmp_path / "mine", draft, note)
-    with pytest.raises(SpecdecError, match="no draft folder"):
+    with pytest.raises(SpecdecError, match="is not a draft folder"):
         recipe.prepare(Job(out=tmp_path / "mine", target=job.target))
     assert [p.name for p in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
 
